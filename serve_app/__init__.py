@@ -1,0 +1,1 @@
+"""Switchyard: one OpenAI-compatible endpoint in front of your own GPUs, on Ray Serve and vLLM."""
