@@ -1,0 +1,332 @@
+"""The whole configuration: one schema for the application `args` of `deployments/*.yaml`.
+
+Everything is validated here, at start and by `python -m serve_app check`; unknown keys are refused. What
+needs vLLM or model files to be checked is in `check.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from serve_app.engines.base import EngineSpec
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+Tier = Literal["resident", "lazy"]
+Ability = Literal["chat", "completions", "tools", "json", "embeddings", "rerank"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+# Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
+# budget is 0. The steps follow the ratio that OpenAI-compatible gateways use between their efforts.
+DEFAULT_EFFORTS: dict[Effort, int | None] = {
+    "none": 0,
+    "minimal": 256,
+    "low": 1024,
+    "medium": 4096,
+    "high": 8192,
+    "xhigh": 16384,
+    "max": None,
+}
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong. The message names each wrong key by its path, one a line."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Thinking(_Strict):
+    """Whether a model can think before it answers, and how much."""
+
+    supported: bool = False
+    default: bool = Field(False, description="Think when neither client nor router said anything.")
+    efforts: dict[Effort, Annotated[int, Field(ge=0)] | None] = Field(
+        default_factory=lambda: dict(DEFAULT_EFFORTS),
+        description="Thinking budget in tokens for each reasoning_effort; null: unlimited.",
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if missing := DEFAULT_EFFORTS.keys() - self.efforts.keys():
+            raise ValueError(f"efforts: {', '.join(sorted(missing))} missing; every effort needs a budget or null")
+        if self.default and not self.supported:
+            raise ValueError("default: true needs supported: true")
+        return self
+
+
+class Sampling(_Strict):
+    """Sampling values for one mode, used where the client set none. Unset: the model's own."""
+
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+
+    def values(self) -> dict[str, float | int]:
+        """The values that are set, by request field."""
+        return self.model_dump(exclude_none=True)
+
+
+class SamplingByMode(_Strict):
+    """Sampling defaults when the model thinks and when it does not."""
+
+    thinking: Sampling = Sampling()
+    plain: Sampling = Sampling()
+
+
+class Resources(_Strict):
+    """What Ray must find on a node for one replica."""
+
+    num_cpus: Annotated[float, Field(ge=0)] = 1
+    num_gpus: Annotated[float, Field(ge=0)] = 0
+    accelerator_type: str | None = None
+    custom: dict[str, float] = Field(default_factory=dict)
+
+    def actor_options(self) -> dict[str, Any]:
+        """As Ray's `ray_actor_options`."""
+        options: dict[str, Any] = {"num_cpus": self.num_cpus, "num_gpus": self.num_gpus}
+        if self.accelerator_type:
+            options["accelerator_type"] = self.accelerator_type
+        if self.custom:
+            options["resources"] = self.custom
+        return options
+
+
+class FakeScript(_Strict):
+    """Run a scripted engine instead of vLLM (tests, load drills). Fields: `engines/fake.py`."""
+
+    load_s: float = 0.0
+    fail_load: str = ""
+    hang_load: bool = False
+    memory_mb: int = 0
+    context: int = 4096
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    tokens: int = 16
+    text: str = ""
+    reasoning: str = ""
+    fail_at: int = -1
+    die_at: int = -1
+    stall_at: int = -1
+    cut: int = 0
+
+
+class Model(_Strict):
+    """One model that clients can ask for."""
+
+    id: Annotated[str, Field(min_length=1, max_length=200)]
+    aliases: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(default_factory=list)
+    tier: Tier
+    source: str = Field("", description="Hub id, or a path (relative: below models_dir).")
+    context: Annotated[int, Field(ge=16)] = Field(description="Tokens of prompt and answer together.")
+    abilities: list[Ability] = Field(default_factory=lambda: ["chat", "completions"])
+    thinking: Thinking = Thinking()
+    sampling: SamplingByMode = SamplingByMode()
+    priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
+    memory_gb: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Memory of the running engine: weights, KV cache, processes. GPU memory where GPUs are used."
+    )
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = Field(
+        256, description="Requests in flight in one replica; the next is refused with 503, exactly."
+    )
+    engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
+    engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
+    fake: FakeScript | None = None
+    load_timeout_s: Annotated[float, Field(gt=0)] = 900
+    expected_load_s: Annotated[float, Field(gt=0)] = Field(
+        20, description="First guess of the load time, until one was measured."
+    )
+    idle_unload_s: Annotated[float, Field(gt=0)] = Field(600, description="Lazy models only.")
+    resources: Resources = Field(Resources(), description="Resident models only; lazy ones use the pool's.")
+    replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
+
+    @field_validator("id", "aliases")
+    @classmethod
+    def _printable(cls, value: str | list[str]) -> str | list[str]:
+        for name in [value] if isinstance(value, str) else value:
+            if not name.isprintable() or name != name.strip() or " " in name:
+                raise ValueError(f"{name!r} must be printable and hold no spaces")
+            if name == "auto" or name.startswith("auto:"):
+                raise ValueError(f"{name!r} is the router's own choice; call the model something else")
+        return value
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.fake and (self.engine or self.source):
+            raise ValueError("fake: a scripted engine takes neither source nor engine")
+        if not self.fake and not self.source:
+            raise ValueError("source: missing; give a hub id or a path")
+        own = self.engine.get("max_model_len")
+        if own is not None and own != self.context:
+            raise ValueError(f"engine.max_model_len: {own} contradicts context: {self.context}; give context only")
+        for key in ("model", "served_model_name", "host", "port", "api_key"):
+            if key in self.engine:
+                raise ValueError(f"engine.{key}: is set by the router; remove it")
+        return self
+
+    def path(self, models_dir: str) -> str:
+        """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
+        local = resolve_dir(models_dir) / self.source
+        is_path = self.source.startswith(("/", "./", "../", "~")) or local.is_dir()
+        return str(local.expanduser()) if is_path else self.source
+
+
+class Pool(_Strict):
+    """The deployment that holds the lazy models."""
+
+    resources: Resources = Resources()
+    replicas: Annotated[int, Field(ge=1)] = 1
+    memory_gb: Annotated[float, Field(gt=0)] = Field(
+        8.0, description="Memory that the awake lazy models of one replica may take together."
+    )
+    gpu_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Size of the GPU; each model's gpu_memory_utilization is its memory_gb over this."
+    )
+    standby: bool = Field(True, description="Keep one process with the engine imported, so that loads are quick.")
+    min_residency_s: Annotated[float, Field(ge=0)] = Field(
+        20, description="A loaded model stays at least this long, whatever else is wanted."
+    )
+    ageing_s: Annotated[float, Field(ge=0)] = Field(
+        60, description="A model that waits this long for room gets it from a busy one, once that has drained."
+    )
+    backoff_s: Annotated[float, Field(gt=0)] = Field(
+        10, description="After a failed load its model is refused this long, doubling to 32 times."
+    )
+
+
+class RouterSettings(_Strict):
+    """The front door."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    replicas: Annotated[int, Field(ge=1)] = 1
+    num_cpus: Annotated[float, Field(ge=0)] = 1
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
+    body_timeout_s: Annotated[float, Field(gt=0)] = 30
+    max_connections: Annotated[int, Field(ge=1)] = Field(4096, description="Requests in flight in one replica.")
+    hold_s: Annotated[float, Field(ge=0)] = Field(
+        120, description="How long a request waits for its lazy model to load."
+    )
+    loading_comment_s: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="A held stream gets a comment about the load this often."
+    )
+    keep_alive_s: Annotated[int, Field(ge=1)] = Field(
+        620, description="Idle connections are kept this long; longer than common load balancers do (600 s)."
+    )
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 5
+    drain_s: Annotated[float, Field(ge=0)] = Field(
+        600, description="On shutdown, scale-down and upgrade running streams get this long to finish."
+    )
+
+
+class Config(_Strict):
+    """The application's `args`."""
+
+    models_dir: str = Field(".models", description="Relative: below the repository.")
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    engine_host: str = Field(
+        "127.0.0.1", description="Address on which engines listen; `node` for the node's own on a cluster."
+    )
+    router: RouterSettings = RouterSettings()
+    pool: Pool = Pool()
+    models: Annotated[list[Model], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        if not self.residents:
+            raise ValueError("models: one must have tier: resident; it answers `auto`")
+        names = Counter(name for model in self.models for name in {model.id, *model.aliases})
+        if doubled := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"models: {', '.join(doubled)} names more than one model")
+        return self
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for index, model in enumerate(self.models):
+            where = f"models[{index}]"
+            if model.tier == "lazy" and model.memory_gb > self.pool.memory_gb:
+                raise ValueError(
+                    f"{where}.memory_gb: {model.memory_gb:g} is more than the pool's {self.pool.memory_gb:g};"
+                    " it could never load"
+                )
+            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1):
+                raise ValueError(f"{where}: resources and replicas of a lazy model are the pool's; remove them here")
+        size = self.pool.gpu_memory_gb
+        if size and self.pool.memory_gb > size:
+            raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        return self
+
+    @property
+    def residents(self) -> Sequence[Model]:
+        """The models that are always loaded, in the order of the file; the first one answers `auto`."""
+        return [model for model in self.models if model.tier == "resident"]
+
+    @property
+    def lazy(self) -> Sequence[Model]:
+        """The models that are loaded when asked for."""
+        return [model for model in self.models if model.tier == "lazy"]
+
+    def engine_spec(self, model: Model) -> EngineSpec:
+        """What an engine host is told about this model."""
+        if model.fake:
+            args = model.fake.model_dump()
+        else:
+            args = {"max_model_len": model.context, **model.engine}
+            if model.tier == "lazy" and self.pool.gpu_memory_gb and "gpu_memory_utilization" not in args:
+                args["gpu_memory_utilization"] = round(model.memory_gb / self.pool.gpu_memory_gb, 4)
+        return EngineSpec(
+            model_id=model.id,
+            kind="fake" if model.fake else "vllm",
+            source="" if model.fake else model.path(self.models_dir),
+            args=args,
+            env=model.engine_env,
+            max_ongoing=model.max_ongoing_requests,
+            load_timeout_s=model.load_timeout_s,
+        )
+
+
+def resolve_dir(path: str) -> Path:
+    """A directory of the configuration: relative ones lie below the repository, wherever Ray runs us."""
+    return REPOSITORY / Path(path).expanduser()
+
+
+def parse_config(args: object) -> Config:
+    """Validate application `args`. Raises `ConfigError` that names every wrong key by its path."""
+    if not isinstance(args, dict):
+        raise ConfigError("args: must be a mapping with at least `models`")
+    try:
+        return Config.model_validate(args)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_problems(error))) from None
+
+
+def _problems(error: ValidationError) -> list[str]:
+    lines = []
+    for problem in error.errors(include_url=False, include_input=False):
+        path = _path(problem["loc"])
+        message = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            message = "no such key"
+        elif problem["type"] == "missing":
+            message = "missing"
+        elif problem["type"] == "value_error" and (inner := re.match(r"([a-z_.\[\]0-9]+): (.*)", message, re.S)):
+            path = ".".join(filter(None, [path, inner[1]]))
+            message = inner[2]
+        lines.append(f"{path}: {message}" if path else message)
+    return lines
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

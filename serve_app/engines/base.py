@@ -1,0 +1,126 @@
+"""The Engine protocol: what the deployments may ask of one running model, whatever runs it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from starlette.types import ASGIApp
+
+EngineKind = Literal["vllm", "fake"]
+
+# Request header by which an engine host knows its Router; never passed on to or accepted from clients.
+SECRET_HEADER = "x-switchyard-secret"
+# Response header of an engine host that refuses before it did any work: the request may go elsewhere.
+REFUSAL_HEADER = "x-switchyard-refusal"
+
+
+class Refusal(StrEnum):
+    """Why an engine host refused a request before touching it. All are safe to retry elsewhere."""
+
+    FULL = "full"
+    CLOSED = "closed"
+    DEAD = "dead"
+
+
+class Phase(StrEnum):
+    """What a starting engine is doing, in order. `READY` means that it has generated a token."""
+
+    STANDBY = "standby"
+    CONFIGURING = "configuring"
+    LOADING = "loading"
+    WARMING = "warming"
+    READY = "ready"
+    STOPPED = "stopped"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine host needs to run one model; plain data that crosses the process boundary as JSON.
+
+    `args` are the engine's own arguments (for vLLM: the fields of its command line, underscored).
+    `max_ongoing` is the exact number of requests in flight; the next one is refused with 503.
+    """
+
+    model_id: str
+    kind: EngineKind
+    source: str
+    args: dict[str, Any]
+    env: dict[str, str]
+    max_ongoing: int
+    generates: bool = True
+    load_timeout_s: float = 900.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine host listens."""
+
+    host: str
+    port: int
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+class EngineError(Exception):
+    """An engine could not start, or died. The message is one sentence for an operator."""
+
+
+class Engine(Protocol):
+    """One model, running or not. All waiting methods may be cancelled; `kill` always works."""
+
+    spec: EngineSpec
+    address: Address
+    phase: Phase
+    in_flight: int
+
+    async def start(self) -> None:
+        """Return once the first token was generated. Raises `EngineError`; nothing is left running then."""
+
+    async def close_if_idle(self) -> bool:
+        """Stop admitting if nothing is in flight, atomically in the host. False: it is in use, and stays open."""
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Stop admitting and wait for what is in flight. False: some of it is still running."""
+
+    async def stop(self, grace_s: float) -> None:
+        """End the engine and return when its processes are gone and its memory with them."""
+
+    def kill(self) -> None:
+        """End all its processes now."""
+
+    async def wait_exit(self) -> str:
+        """Wait until the engine is gone; says why in one sentence."""
+
+    def memory_bytes(self) -> int:
+        """Resident memory of all its processes; 0 once it is gone."""
+
+
+ReportPhase = Callable[[Phase], None]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServedApp:
+    """What an engine runtime gives its host: the HTTP surface, and how to know that the engine died."""
+
+    app: ASGIApp
+    dead: Callable[[], bool]
+    attach_server: Callable[[Any], None]
+
+
+class Runtime(Protocol):
+    """The part of an engine that runs inside the host process; modules `vllm` and `fake` are the two."""
+
+    def preload(self) -> None:
+        """Import everything that any model will need, so that a later start costs only its own work."""
+
+    def serve(self, spec: EngineSpec, report: ReportPhase) -> AbstractAsyncContextManager[ServedApp]:
+        """Start the engine; the app is ready and warm when the context is entered."""
+
+

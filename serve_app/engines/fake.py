@@ -1,0 +1,249 @@
+"""A scripted engine with vLLM's HTTP surface, for what cannot be had on a small machine.
+
+`EngineSpec.args` is the script (all times in seconds); every field may be overridden for one request by the
+text `fake[field=value,...]` in its last message:
+
+    load_s         how long the load takes                  memory_mb    memory it really takes
+    fail_load      a message: the load fails with it        hang_load    the load never ends
+    ttft_s, tpot_s time to first token, per token after it  tokens       length of an answer
+    text           the answer, one token a word             reasoning    text in the reasoning field
+    fail_at        raise at this token (0: before any)      die_at       end the process at this token
+    stall_at       stop for ever at this token              cut          write SSE in pieces of this many bytes
+
+Every reply has the body that it got in `fake_request`, so that a test sees what reached the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import os
+import re
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
+
+_OVERRIDE = re.compile(r"fake\[([^\]]*)\]")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Script:
+    """How a fake engine behaves; see the module."""
+
+    load_s: float = 0.0
+    fail_load: str = ""
+    hang_load: bool = False
+    memory_mb: int = 0
+    context: int = 4096
+    ttft_s: float = 0.0
+    tpot_s: float = 0.0
+    tokens: int = 16
+    text: str = ""
+    reasoning: str = ""
+    fail_at: int = -1
+    die_at: int = -1
+    stall_at: int = -1
+    cut: int = 0
+
+    def for_request(self, body: dict[str, Any]) -> Script:
+        """The script with what this request asks for in `fake[...]`."""
+        found = _OVERRIDE.search(str(body.get("messages") or body.get("prompt") or ""))
+        if not found:
+            return self
+        types = {field.name: type(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        pairs = [part.split("=", 1) for part in found[1].split(",") if "=" in part]
+        return dataclasses.replace(self, **{key: types[key](value) for key, value in pairs if key in types})
+
+    def words(self, limit: int) -> list[str]:
+        """The answer as tokens, at most `limit`."""
+        words = self.text.split(" ") if self.text else [f"t{i:03d}" for i in range(self.tokens)]
+        return [word if i == 0 else " " + word for i, word in enumerate(words)][:limit]
+
+
+def preload() -> None:
+    """Nothing to import."""
+
+
+@asynccontextmanager
+async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedApp]:
+    """Run the script. See `base.Runtime`."""
+    script = Script(**spec.args)
+    report(Phase.CONFIGURING)
+    report(Phase.LOADING)
+    ballast = os.urandom(1 << 20) * script.memory_mb
+    if script.hang_load:
+        await asyncio.Event().wait()
+    await asyncio.sleep(script.load_s)
+    if script.fail_load:
+        raise RuntimeError(script.fail_load)
+    report(Phase.WARMING)
+    fake = _FakeServer(spec.model_id, script)
+    yield ServedApp(app=fake.app(), dead=lambda: False, attach_server=lambda server: None)
+    del ballast
+
+
+class _FakeServer:
+    def __init__(self, model_id: str, script: Script) -> None:
+        self.model_id, self.script = model_id, script
+
+    def app(self) -> Starlette:
+        return Starlette(
+            routes=[
+                Route("/health", lambda request: Response()),
+                Route("/v1/models", self.models),
+                Route("/v1/chat/completions", self.generate, methods=["POST"]),
+                Route("/v1/completions", self.generate, methods=["POST"]),
+            ]
+        )
+
+    async def models(self, request: Request) -> Response:
+        card = {"id": self.model_id, "object": "model", "created": int(time.time()), "owned_by": "switchyard"}
+        return JSONResponse({"object": "list", "data": [{**card, "max_model_len": self.script.context}]})
+
+    async def generate(self, request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        script = self.script.for_request(body)
+        limit = body.get("max_completion_tokens") or body.get("max_tokens") or script.context
+        if limit > script.context:
+            return _error(
+                400, f"This model's maximum context length is {script.context} tokens.", "BadRequestError"
+            )
+        reply = _Reply(chat="messages" in body, body=body, model=self.model_id, script=script, limit=limit)
+        if body.get("stream"):
+            return StreamingResponse(_pieces(reply.stream(), script.cut), media_type="text/event-stream")
+        return await self._whole(request, reply)
+
+    async def _whole(self, request: Request, reply: _Reply) -> Response:
+        """As vLLM does: a client that leaves ends the generation."""
+        answer = asyncio.ensure_future(reply.whole())
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+            return answer.result() if answer.done() else Response(status_code=499)
+        finally:
+            answer.cancel()
+            gone.cancel()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+@dataclasses.dataclass(slots=True)
+class _Reply:
+    chat: bool
+    body: dict[str, Any]
+    model: str
+    script: Script
+    limit: int
+
+    async def tokens(self) -> AsyncIterator[str]:
+        words = self.script.words(self.limit)
+        for index, word in zip(itertools.count(), [*words, None]):
+            if index == self.script.die_at:
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+            if index == self.script.stall_at:
+                await asyncio.Event().wait()
+            if index == self.script.fail_at:
+                raise RuntimeError("scripted failure")
+            if word is None:
+                return
+            await asyncio.sleep(self.script.tpot_s if index else self.script.ttft_s)
+            yield word
+
+    @property
+    def finish_reason(self) -> str:
+        return "length" if len(self.script.words(1 << 30)) > self.limit else "stop"
+
+    def frame(self, kind: str) -> dict[str, Any]:
+        name = "chat.completion" if self.chat else "text_completion"
+        suffix = kind if self.chat else ""
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "object": name + suffix,
+            "created": int(time.time()),
+            "model": self.model,
+        }
+
+    def usage(self, count: int) -> dict[str, Any]:
+        prompt = len(str(self.body.get("messages") or self.body.get("prompt")).split())
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": count,
+            "total_tokens": prompt + count,
+            "completion_tokens_details": {"reasoning_tokens": len(self.script.reasoning.split())},
+        }
+
+    async def whole(self) -> Response:
+        try:
+            words = [word async for word in self.tokens()]
+        except RuntimeError as error:
+            return _error(500, str(error), "InternalServerError")
+        text = "".join(words)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": self.finish_reason, "logprobs": None}
+        if self.chat:
+            choice["message"] = {
+                "role": "assistant",
+                "content": text,
+                "reasoning": self.script.reasoning or None,
+                "tool_calls": [],
+            }
+        else:
+            choice["text"] = text
+        return JSONResponse(
+            {**self.frame(""), "choices": [choice], "usage": self.usage(len(words)), "fake_request": self.body}
+        )
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        frame = self.frame(".chunk")
+        count = 0
+
+        def event(delta: dict[str, Any], finish: str | None = None, **more: Any) -> bytes:
+            content = {"delta": delta} if self.chat else {"text": delta.get("content", "")}
+            choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish}
+            return b"data: " + orjson.dumps({**frame, "choices": [choice], **more}) + b"\n\n"
+
+        try:
+            async for word in self.tokens():
+                if count == 0 and self.chat:
+                    yield event({"role": "assistant", "content": ""}, fake_request=self.body)
+                    if self.script.reasoning:
+                        yield event({"reasoning": self.script.reasoning})
+                count += 1
+                yield event({"content": word})
+            yield event({}, self.finish_reason)
+            if (self.body.get("stream_options") or {}).get("include_usage"):
+                yield b"data: " + orjson.dumps({**frame, "choices": [], "usage": self.usage(count)}) + b"\n\n"
+        except RuntimeError as error:
+            failure = {"message": str(error), "type": "InternalServerError", "param": None, "code": 500}
+            yield b"data: " + orjson.dumps({"error": failure}) + b"\n\n"
+        yield b"data: [DONE]\n\n"
+
+
+async def _pieces(stream: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:
+    async for event in stream:
+        if not size:
+            yield event
+            continue
+        for start in range(0, len(event), size):
+            yield event[start : start + size]
+            await asyncio.sleep(0)
+
+
+def _error(status: int, message: str, kind: str) -> Response:
+    return JSONResponse(
+        {"error": {"message": message, "type": kind, "param": None, "code": status}}, status_code=status
+    )

@@ -1,0 +1,118 @@
+"""The thin layer on an engine's own app: who may come in, how many at once, and whether any more at all."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+import orjson
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, Refusal
+
+# What a Router may ask of an engine. vLLM's app has more (control, profiling, metrics): none of it is reachable.
+SERVED_PATHS = frozenset(
+    {
+        "/health",
+        "/v1/models",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/responses",
+        "/v1/messages",
+        "/v1/rerank",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
+    }
+)
+# These cost the engine nothing and must answer when it is full.
+UNCOUNTED_PATHS = frozenset({"/health", "/v1/models"})
+
+_SECRET = SECRET_HEADER.encode()
+
+
+class Gate:
+    """ASGI middleware around one engine's app.
+
+    Counting happens in the host's own event loop, so the limit is exact and `close_if_idle` is atomic:
+    between its look at the counter and the refusal of the next request nothing else can run.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_ongoing: int, secret: str) -> None:
+        self.app = app
+        self.max_ongoing = max_ongoing
+        self.in_flight = 0
+        self.served = 0
+        self.dead = False
+        self._closed = False
+        self._secret = secret.encode()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def close(self) -> None:
+        """Refuse every further request; those in flight go on."""
+        self._closed = True
+
+    def close_if_idle(self) -> bool:
+        """Close if nothing is in flight; otherwise change nothing and return False."""
+        if self.in_flight:
+            return False
+        self._closed = True
+        return True
+
+    async def wait_idle(self) -> None:
+        """Wait until nothing is in flight."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        path = scope["path"]
+        if not self._from_router(scope):
+            await _answer(send, 403, "This port belongs to the router; ask the router instead.", None)
+        elif path not in SERVED_PATHS:
+            await _answer(send, 404, "No such path on an engine.", None)
+        elif path in UNCOUNTED_PATHS:
+            await self.app(scope, receive, send)
+        elif self.dead:
+            await _answer(send, 503, "The engine has died and is being restarted.", Refusal.DEAD)
+        elif self._closed:
+            await _answer(send, 503, "The engine is closing.", Refusal.CLOSED)
+        elif self.in_flight >= self.max_ongoing:
+            await _answer(send, 503, f"All {self.max_ongoing} places are taken.", Refusal.FULL)
+        else:
+            await self._count(scope, receive, send)
+
+    def _from_router(self, scope: Scope) -> bool:
+        for name, value in scope["headers"]:
+            if name == _SECRET:
+                return hmac.compare_digest(value, self._secret)
+        return False
+
+    async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.in_flight -= 1
+            self.served += 1
+            if not self.in_flight:
+                self._idle.set()
+
+
+async def _answer(send: Send, status: int, message: str, refusal: Refusal | None) -> None:
+    body = orjson.dumps(
+        {"error": {"message": message, "type": "server_error", "param": None, "code": refusal and refusal.value}}
+    )
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if refusal:
+        headers.append((REFUSAL_HEADER.encode(), refusal.value.encode()))
+    start: Message = {"type": "http.response.start", "status": status, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,294 @@
+"""The supervisor's side of an engine host: starts the child, talks to it, sees it die, ends all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import logging
+import os
+import re
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+import psutil
+
+from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase
+
+logger = logging.getLogger(__name__)
+
+_EVENT_LIMIT_BYTES = 1 << 20
+_TAIL_LINES = 200
+_KILL_WAIT_S = 10.0
+# The line of a traceback that says what happened, with vLLM's log prefix or without.
+_CAUSE = re.compile(r"(?:^|[\] ])((?:[A-Za-z_]+\.)*[A-Z]\w*(?:Error|Exception)): (.+)$")
+_NOISE = re.compile(r"Engine core initialization failed|Engine core proc")
+
+
+def reserve_port(host: str) -> tuple[Address, socket.socket]:
+    """A port that stays ours while the returned socket lives, though nothing answers on it until a host listens.
+
+    The socket is bound and never listens; hosts share the port (`SO_REUSEPORT`) one after the other. So a
+    model keeps its address over restarts, and a stopped one refuses connections at once.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    sock.bind((host, 0))
+    return Address(host, sock.getsockname()[1]), sock
+
+
+class StandbyHost:
+    """A child that has imported its engine and waits for a model to run."""
+
+    def __init__(self, kind: EngineKind, process: asyncio.subprocess.Process) -> None:
+        self.kind = kind
+        self.process = process
+        self.ready = asyncio.Event()
+        self.phase = Phase.STANDBY
+        self.in_flight = 0
+        self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self.failure: str | None = None
+        self.started = asyncio.Event()
+        self.exited = asyncio.Event()
+        self.dead = False
+        self.closed: asyncio.Queue[bool] = asyncio.Queue()
+        self.on_change: Callable[[], None] = lambda: None
+        self._tasks = [
+            asyncio.create_task(self._read_events()),
+            asyncio.create_task(self._read_log()),
+        ]
+
+    @classmethod
+    async def spawn(cls, kind: EngineKind, log_level: str) -> StandbyHost:
+        """Start a child; returns at once, `ready` is set when its imports are done."""
+        environment = {**os.environ, "VLLM_LOGGING_LEVEL": log_level.upper(), "PYTHONUNBUFFERED": "1"}
+        if kind == "vllm":
+            from serve_app.engines.vllm import host_environment
+
+            environment |= host_environment()
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "serve_app.engines.host",
+            kind,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            limit=_EVENT_LIMIT_BYTES,
+            env=environment,
+        )
+        return cls(kind, process)
+
+    def send(self, cmd: str, **fields: Any) -> None:
+        """Send one command; a child that is gone already does not mind."""
+        assert self.process.stdin
+        with contextlib.suppress(ConnectionError, RuntimeError):
+            self.process.stdin.write(orjson.dumps({"cmd": cmd, **fields}) + b"\n")
+
+    def kill(self) -> None:
+        """End the child and everything it started. It leads a process group of its own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def processes(self) -> list[psutil.Process]:
+        """The child and its descendants, as far as they live."""
+        try:
+            child = psutil.Process(self.process.pid)
+            return [child, *child.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def cause(self) -> str:
+        """Why it failed, in one sentence, as well as its last words tell."""
+        for line in reversed(self.tail):
+            if (found := _CAUSE.search(line)) and not _NOISE.search(line):
+                return f"{found[1]}: {found[2]}"
+        code = self.process.returncode
+        if self.failure:
+            return self.failure
+        if code is not None and code < 0:
+            hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return f"its process was ended by {signal.Signals(-code).name}{hint}"
+        return f"its process ended with status {code}"
+
+    async def _read_events(self) -> None:
+        assert self.process.stdout
+        async for line in self.process.stdout:
+            event = orjson.loads(line)
+            match event["event"]:
+                case "standby":
+                    self.ready.set()
+                case "phase":
+                    self.phase = Phase(event["phase"])
+                case "ready":
+                    self.phase = Phase.READY
+                    self.started.set()
+                case "in_flight":
+                    self.in_flight = event["n"]
+                case "closed":
+                    self.closed.put_nowait(event["ok"])
+                case "dead":
+                    self.dead = True
+                case "failed":
+                    self.failure = event["message"]
+            self.on_change()
+        await self.process.wait()
+        # A host that was killed alone leaves its engine core behind; nothing of the group may live on.
+        self.kill()
+        self.phase, self.in_flight = Phase.STOPPED, 0
+        self.exited.set()
+        self.on_change()
+
+    async def _read_log(self) -> None:
+        assert self.process.stderr
+        while True:
+            try:
+                line = await self.process.stderr.readline()
+            except ValueError:
+                continue  # one line longer than the limit; the reader has dropped it
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self.tail.append(text)
+            print(text, file=sys.stderr, flush=True)
+
+
+class EngineProcess:
+    """The `Engine` that the deployments use: one model in one host process."""
+
+    def __init__(
+        self, spec: EngineSpec, address: Address, *, secret: str, log_level: str = "warning", standby: StandbyHost | None = None
+    ) -> None:
+        self.spec = spec
+        self.address = address
+        self._secret = secret
+        self._log_level = log_level
+        self._host = standby
+        self._wanted_end = False
+        self.on_change: Callable[[], None] = lambda: None
+
+    @property
+    def phase(self) -> Phase:
+        """What the engine is doing."""
+        return self._host.phase if self._host else Phase.STOPPED
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight as last reported by the host (at most 0.2 s old)."""
+        return self._host.in_flight if self._host else 0
+
+    @property
+    def pid(self) -> int | None:
+        """The host's process, for whoever wants to look (or to kill it in a test)."""
+        return self._host.process.pid if self._host else None
+
+    async def start(self) -> None:
+        """See `Engine.start`."""
+        began = time.monotonic()
+        if self._host is None:
+            self._host = await StandbyHost.spawn(self.spec.kind, self._log_level)
+        host = self._host
+        host.on_change = lambda: self.on_change()
+        try:
+            async with asyncio.timeout(self.spec.load_timeout_s):
+                await _first_of(host.ready.wait(), host.exited.wait())
+                host.send(
+                    "start",
+                    spec=dataclasses.asdict(self.spec),
+                    address=dataclasses.asdict(self.address),
+                    secret=self._secret,
+                )
+                await _first_of(host.started.wait(), host.exited.wait())
+        except TimeoutError:
+            await self._end(host)
+            raise EngineError(
+                f"{self.spec.model_id} was not ready after {self.spec.load_timeout_s:g} s; it was {host.phase}"
+            ) from None
+        except asyncio.CancelledError:
+            await self._end(host)
+            raise
+        if host.exited.is_set():
+            raise EngineError(f"{self.spec.model_id} could not start: {host.cause()}")
+        logger.info("%s is ready after %.1f s", self.spec.model_id, time.monotonic() - began)
+
+    async def close_if_idle(self) -> bool:
+        """See `Engine.close_if_idle`."""
+        return await self._ask_to_close("close_if_idle")
+
+    async def drain(self, timeout_s: float) -> bool:
+        """See `Engine.drain`."""
+        if not await self._ask_to_close("close"):
+            return True
+        host = self._host
+        assert host
+        deadline = time.monotonic() + timeout_s
+        while host.in_flight and not host.exited.is_set():
+            if time.monotonic() >= deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
+
+    async def _ask_to_close(self, command: str) -> bool:
+        host = self._host
+        if host is None or host.exited.is_set():
+            return False
+        host.send(command)
+        return bool(await _first_of(host.closed.get(), host.exited.wait()))
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """See `Engine.stop`. The host gets `grace_s` to end by itself; then it is killed."""
+        if (host := self._host) is None:
+            return
+        self._wanted_end = True
+        host.send("stop")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(host.exited.wait(), grace_s)
+        await self._end(host)
+
+    async def _end(self, host: StandbyHost) -> None:
+        host.kill()
+        await asyncio.wait_for(asyncio.shield(host.exited.wait()), _KILL_WAIT_S)
+
+    def kill(self) -> None:
+        """See `Engine.kill`."""
+        if self._host:
+            self._host.kill()
+
+    async def wait_exit(self) -> str:
+        """See `Engine.wait_exit`."""
+        assert self._host, "wait_exit before start"
+        await self._host.exited.wait()
+        return "it was stopped" if self._wanted_end else self._host.cause()
+
+    def memory_bytes(self) -> int:
+        """See `Engine.memory_bytes`: the sum of resident set sizes (pages shared by a fork count twice)."""
+        total = 0
+        for process in self._host.processes() if self._host else []:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+
+async def _first_of(*waits: Any) -> Any:
+    """The result of the wait that ends first; the others are cancelled."""
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def new_secret() -> str:
+    """A secret that only this deployment's Router and hosts know."""
+    return secrets.token_urlsafe(32)

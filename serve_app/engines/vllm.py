@@ -1,0 +1,239 @@
+"""vLLM behind the Engine protocol. Every import of vLLM in this project is in this module.
+
+Written against vLLM 0.32.0. What it uses of `vllm.entrypoints.launchers` is what `vllm serve` itself is made
+of; it is not documented as an API, and `tests/contract` runs all of it on the real engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import glob
+import importlib
+import importlib.util
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
+
+# What an engine process imports on its way to the first token. Found by starting one and listing
+# sys.modules; a wrong or renamed entry costs start-up time only, so a missing one is passed over.
+_PRELOADED = (
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.executor.multiproc_executor",
+    "vllm.v1.executor.uniproc_executor",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.gpu_worker",
+    "vllm.v1.worker.gpu_model_runner",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.qwen3",
+    "vllm.model_executor.model_loader.default_loader",
+    "vllm.entrypoints.launchers.app",
+    "vllm.entrypoints.launchers.api_server.app_state",
+    "vllm.entrypoints.launchers.api_server.routers",
+    "vllm.entrypoints.launchers.cli_args",
+    "vllm.entrypoints.generate.api_router",
+    "vllm.reasoning.qwen3_reasoning_parser",
+    "vllm.tool_parsers.hermes_tool_parser",
+    "xgrammar",
+)
+
+# Ours, where the user's configuration says nothing. `tool_strict_level: parameter` holds tool arguments to
+# their schema (at vLLM's default a required call could carry arguments that are no object).
+_DEFAULTS: dict[str, Any] = {
+    "disable_uvicorn_access_log": True,
+    "tool_strict_level": "parameter",
+}
+
+
+def host_environment() -> dict[str, str]:
+    """Environment that must be set before an engine host starts.
+
+    vLLM on a CPU preloads PyTorch's libgomp, so that its compute threads bind to their cores
+    (vllm-project/vllm#27369), and its own tcmalloc. It does so for children it spawns; ours are forked, so
+    the host must have both from its own start.
+    """
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+    if _has_cuda():
+        return environment
+    libraries = []
+    for package, pattern in (
+        ("vllm", "libs/libtcmalloc*.so*"),
+        ("torch", "../torch.libs/libgomp*.so*"),
+        ("torch", "lib/libgomp*.so*"),
+    ):
+        spec = importlib.util.find_spec(package)
+        if spec and spec.origin:
+            libraries += glob.glob(str(Path(spec.origin).parent / pattern))
+    preloaded = [*libraries, *filter(None, [os.environ.get("LD_PRELOAD")])]
+    return {**environment, "LD_PRELOAD": ":".join(preloaded)} if preloaded else environment
+
+
+def _has_cuda() -> bool:
+    return Path("/proc/driver/nvidia/version").exists()
+
+
+def preload() -> None:
+    """Import what an engine needs, so that one forked from this process starts in seconds."""
+    for name in _PRELOADED:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            logging.getLogger(__name__).debug("not preloaded: %s: %s", name, error)
+
+
+@functools.cache
+def _parser() -> argparse.ArgumentParser:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser: argparse.ArgumentParser = make_arg_parser(FlexibleArgumentParser(exit_on_error=False))
+
+    def refuse(message: str) -> None:
+        raise ValueError(message)
+
+    parser.error = refuse  # type: ignore[assignment,method-assign]
+    return parser
+
+
+@functools.cache
+def _options() -> dict[str, argparse.Action]:
+    return {action.dest: action for action in _parser()._actions if action.option_strings}
+
+
+def parse_arguments(model: str, served_as: str, args: Mapping[str, Any]) -> argparse.Namespace:
+    """The namespace that `vllm serve` would make of these arguments.
+
+    Raises `ValueError` that names the argument which vLLM does not know or does not take.
+    """
+    command_line = ["--model", model, "--served-model-name", served_as]
+    for key, value in {**_DEFAULTS, **args}.items():
+        command_line += _as_option(key, value)
+    try:
+        namespace = _parser().parse_args(command_line)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
+    from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
+
+    try:
+        validate_parsed_serve_args(namespace)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return namespace
+
+
+def _as_option(key: str, value: Any) -> list[str]:
+    action = _options().get(key)
+    if action is None:
+        raise ValueError(f"{key}: vLLM has no such argument")
+    flag = next(name for name in action.option_strings if name.startswith("--"))
+    if value is None:
+        return []
+    if isinstance(value, bool) and action.nargs == 0:
+        negative = next((name for name in action.option_strings if name.startswith("--no-")), None)
+        if not value and not negative:
+            return []
+        return [flag if value else str(negative)]
+    if isinstance(value, dict):
+        return [flag, json.dumps(value)]
+    if isinstance(value, list):
+        return [flag, *(json.dumps(item) if isinstance(item, dict) else str(item) for item in value)]
+    return [flag, str(value)]
+
+
+def argument_problems(model: str, args: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with engine arguments, by key; empty if vLLM would take them. Reads no model files.
+
+    Each argument is tried alone first so that the answer names the right one, then all together.
+    """
+    problems = {}
+    for key, value in args.items():
+        try:
+            parse_arguments(model, "check", {key: value} if key != "enable_auto_tool_choice" else {})
+        except ValueError as error:
+            problems[key] = str(error).removeprefix(f"{key}: ")
+    if not problems:
+        try:
+            _check_parsers(parse_arguments(model, "check", args))
+        except ValueError as error:
+            problems[""] = str(error)
+    return problems
+
+
+def _check_parsers(namespace: argparse.Namespace) -> None:
+    from vllm.entrypoints.launchers.launcher import validate_api_server_args
+
+    try:
+        validate_api_server_args(namespace)
+    except KeyError as error:
+        raise ValueError(str(error.args[0])) from None
+
+
+def version() -> str:
+    """The version of the vLLM that is installed here."""
+    from vllm.version import __version__
+
+    return str(__version__)
+
+
+@asynccontextmanager
+async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedApp]:
+    """Run vLLM's own OpenAI app on an engine of its own. See `base.Runtime`."""
+    report(Phase.CONFIGURING)
+    os.environ.update(spec.env)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.app import build_app
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    args = parse_arguments(spec.source, spec.model_id, spec.args)
+    context = UsageContext.OPENAI_API_SERVER
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config(usage_context=context)
+    # On a CPU the line above asks for spawned children, each of which imports vLLM again (15 s instead of 3).
+    # Ours may be forked: this process holds no CUDA context and no thread of PyTorch's. Where forking would
+    # be wrong vLLM itself goes back to spawning.
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    report(Phase.LOADING)
+    engine = AsyncLLM.from_vllm_config(
+        vllm_config=config,
+        usage_context=context,
+        enable_log_requests=False,
+        disable_log_stats=args.disable_log_stats,
+    )
+    try:
+        tasks = await engine.get_supported_tasks()
+        app = build_app(args, tasks, engine.model_config)
+        await init_app_state(engine, app.state, args, tasks)
+        report(Phase.WARMING)
+        await _warm_up(engine, generates="generate" in tasks)
+
+        def attach_server(server: Any) -> None:
+            app.state.server = server
+
+        yield ServedApp(app=app, dead=lambda: bool(engine.errored), attach_server=attach_server)
+    finally:
+        engine.shutdown(timeout=0)
+
+
+async def _warm_up(engine: Any, *, generates: bool) -> None:
+    """One token (or one embedding): the first request must not pay for lazy initialisation."""
+    prompt = {"prompt_token_ids": [1]}
+    if generates:
+        from vllm.sampling_params import SamplingParams
+
+        stream = engine.generate(prompt, SamplingParams(max_tokens=1), "switchyard-warm-up")
+    else:
+        from vllm.pooling_params import PoolingParams
+
+        stream = engine.encode(prompt, PoolingParams(task="embed"), "switchyard-warm-up")
+    async for _ in stream:
+        pass

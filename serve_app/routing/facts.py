@@ -1,0 +1,150 @@
+"""Reads a request body: checks its form and states what the rest of the router wants to know. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from serve_app.errors import bad_request
+
+Endpoint = Literal["chat", "completions"]
+Body = dict[str, Any]
+
+# Optional fields of OpenAI's API: null means the same as leaving them out.
+_NULLABLE = frozenset(
+    "audio best_of echo frequency_penalty function_call functions logit_bias logprobs max_completion_tokens"
+    " max_tokens metadata min_p min_tokens modalities model n parallel_tool_calls prediction presence_penalty"
+    " reasoning_effort response_format seed service_tier stop store stream stream_options suffix temperature"
+    " thinking_token_budget tool_choice tools top_k top_logprobs top_p user chat_template_kwargs mode".split()
+)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_texts(value: object) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
+_Check = tuple[Callable[[Any], bool], str]
+_FLAG: _Check = (lambda value: isinstance(value, bool), "must be true or false")
+_COUNT: _Check = (lambda value: _is_int(value) and value >= 1, "must be a whole number of at least 1")
+_OBJECT: _Check = (lambda value: isinstance(value, dict), "must be an object")
+_LIST: _Check = (lambda value: isinstance(value, list), "must be an array")
+
+
+def _number(low: float, high: float) -> _Check:
+    return (lambda value: _is_number(value) and low <= value <= high, f"must be a number from {low:g} to {high:g}")
+
+
+# Checked here although the engine checks them too: a wrong request must not wake a sleeping model.
+_CHECKS: Mapping[str, _Check] = {
+    "stream": _FLAG,
+    "parallel_tool_calls": _FLAG,
+    "max_tokens": _COUNT,
+    "max_completion_tokens": _COUNT,
+    "n": (lambda value: _is_int(value) and 1 <= value <= 128, "must be a whole number from 1 to 128"),
+    "seed": (_is_int, "must be a whole number"),
+    "temperature": _number(0, 2),
+    "top_p": _number(0, 1),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "stop": (_is_texts, "must be a string or an array of strings"),
+    "user": (lambda value: isinstance(value, str), "must be a string"),
+    "tools": _LIST,
+    "stream_options": _OBJECT,
+    "response_format": _OBJECT,
+    "logit_bias": _OBJECT,
+    "chat_template_kwargs": _OBJECT,
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Facts:
+    """What a body says. `model` is None where the router is to choose; `last_user_text` is the last user turn."""
+
+    endpoint: Endpoint
+    body: Body
+    model: str | None
+    stream: bool
+    max_tokens: int | None
+    last_user_text: str
+
+
+def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
+    """Check the form of a parsed JSON body. Raises `ApiError` (400) that names the field, never its content.
+
+    The body of the result is a new dict without the fields that were null; the client's own is not changed.
+    """
+    if not isinstance(parsed, dict):
+        raise bad_request("The body must be a JSON object.")
+    body = _without_nulls(_hoisted(parsed))
+    model = body.get("model")
+    if model is not None and not (isinstance(model, str) and model):
+        raise bad_request("`model` must be a non-empty string, or left out.", "model")
+    for field, (holds, message) in _CHECKS.items():
+        if field in body and not holds(body[field]):
+            raise bad_request(f"`{field}` {message}.", field)
+    text = _chat_text(body) if endpoint == "chat" else _prompt_text(body)
+    return Facts(
+        endpoint=endpoint,
+        body=body,
+        model=model,
+        stream=body.get("stream", False),
+        max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+        last_user_text=text,
+    )
+
+
+def _hoisted(body: Body) -> Body:
+    """Fields sent in a literal `extra_body`, as people do who call without OpenAI's client, are fields."""
+    nested = body.get("extra_body")
+    if nested is None:
+        return body
+    if not isinstance(nested, dict):
+        raise bad_request("`extra_body` must be an object; its fields may also stand beside `messages`.", "extra_body")
+    return {**nested, **{key: value for key, value in body.items() if key != "extra_body"}}
+
+
+def _without_nulls(body: Body) -> Body:
+    return {key: value for key, value in body.items() if value is not None or key not in _NULLABLE}
+
+
+def _chat_text(body: Body) -> str:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise bad_request("`messages` must be an array of messages.", "messages")
+    if not messages:
+        raise bad_request("`messages` is empty; it needs at least one message.", "messages")
+    last_user = ""
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise bad_request(f"`messages[{index}]` must be an object with a `role`.", f"messages[{index}]")
+        content = message.get("content")
+        if not isinstance(content, str | list | None):
+            raise bad_request(
+                f"`messages[{index}].content` must be a string or an array of parts.", f"messages[{index}].content"
+            )
+        if message["role"] == "user":
+            last_user = _text_of(content)
+    return last_user
+
+
+def _text_of(content: str | list[Any] | None) -> str:
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, dict))
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return content or ""
+
+
+def _prompt_text(body: Body) -> str:
+    prompt = body.get("prompt")
+    if not isinstance(prompt, str | list) or prompt == []:
+        raise bad_request("`prompt` must be a string, or an array of strings or tokens.", "prompt")
+    return ""

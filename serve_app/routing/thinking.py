@@ -1,0 +1,89 @@
+"""What a client says about thinking, in every form that clients use, and which form wins. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from serve_app.config import Thinking
+from serve_app.errors import bad_request
+from serve_app.routing.facts import Facts
+
+# Qwen's soft switches count where they stand alone; the last one in the message wins, as in Qwen's own guide.
+_SOFT_SWITCH = re.compile(r"(?:(?<=\s)|^)/(no_)?think(?=\s|$)")
+# Older guides tell people to begin or end their message with a bare tag. A closed pair is quoted text.
+_BARE_TAG = re.compile(r"\A\s*<think>|<think>\s*\Z")
+_MODES = {"thinking": True, "non_thinking": False}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """One thing the client said. `budget`: thinking tokens, None where it named no number."""
+
+    thinking: bool
+    source: str
+    budget: int | None = None
+    unlimited: bool = False
+
+
+def wishes(facts: Facts, thinking: Thinking) -> list[Wish]:
+    """Everything the client said about thinking, strongest first. Raises `ApiError` for a wrong value."""
+    found = [
+        _hard_switch(facts.body),
+        _budget(facts.body),
+        _effort(facts.body, thinking),
+        _soft_switch(facts.last_user_text),
+        _tag(facts.last_user_text),
+        _mode(facts.body),
+    ]
+    return [wish for wish in found if wish]
+
+
+def _hard_switch(body: dict[str, Any]) -> Wish | None:
+    value = body.get("chat_template_kwargs", {}).get("enable_thinking")
+    if value is None:
+        return None
+    if not isinstance(value, bool):
+        field = "chat_template_kwargs.enable_thinking"
+        raise bad_request(f"`{field}` must be true or false.", field)
+    return Wish(value, "enable_thinking")
+
+
+def _budget(body: dict[str, Any]) -> Wish | None:
+    value = body.get("thinking_token_budget")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise bad_request("`thinking_token_budget` must be a whole number of at least 0.", "thinking_token_budget")
+    return Wish(value > 0, "thinking_token_budget", budget=value)
+
+
+def _effort(body: dict[str, Any], thinking: Thinking) -> Wish | None:
+    value = body.get("reasoning_effort")
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in thinking.efforts:
+        raise bad_request(f"`reasoning_effort` must be one of {', '.join(thinking.efforts)}.", "reasoning_effort")
+    budget = thinking.efforts[value]
+    return Wish(budget != 0, "reasoning_effort", budget=budget, unlimited=budget is None)
+
+
+def _soft_switch(text: str) -> Wish | None:
+    switches = _SOFT_SWITCH.findall(text)
+    return Wish(switches[-1] != "no_", "soft_switch") if switches else None
+
+
+def _tag(text: str) -> Wish | None:
+    if _BARE_TAG.search(text) and "</think>" not in text:
+        return Wish(True, "think_tag")
+    return None
+
+
+def _mode(body: dict[str, Any]) -> Wish | None:
+    value = body.get("mode")
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in _MODES:
+        raise bad_request("`mode` must be `thinking` or `non_thinking`.", "mode")
+    return Wish(_MODES[value], "mode")
