@@ -1,0 +1,86 @@
+"""What `deployments/*.yaml` import: the table of contents of the running service."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from serve_app.config import Config, Model, parse_config
+from serve_app.models.lazy_pool import LazyPool
+from serve_app.models.replicas import PUBLISH_EVERY_S
+from serve_app.models.resident import Resident
+from serve_app.models.table_router import TableRouter
+from serve_app.router.deployment import Router
+
+# Control calls only (token bytes do not pass Serve): waits for loads are joined, so there are few.
+_MAX_CONTROL_CALLS = 1000
+_SHUTDOWN_MARGIN_S = 15.0
+POOL = "LazyPool"
+
+
+def build(args: dict[str, Any]) -> Application:
+    """Build the application from the `args` of a deployment file. Raises `ConfigError` for wrong ones."""
+    config = parse_config(args)
+    residents = {
+        model.id: (resident_name(model), _resident(config, model)) for model in config.residents
+    }
+    pool = (POOL, _pool(config)) if config.lazy else None
+    router = serve.deployment(
+        Router,
+        name="Router",
+        num_replicas=config.router.replicas,
+        ray_actor_options={"num_cpus": config.router.num_cpus},
+        max_ongoing_requests=config.router.max_connections,
+        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=5,
+    )
+    return router.bind(config.model_dump(), residents, pool)
+
+
+def resident_name(model: Model) -> str:
+    """The deployment's name in the Ray dashboard."""
+    return "Resident-" + re.sub(r"[^A-Za-z0-9._-]+", "-", model.id)
+
+
+def _resident(config: Config, model: Model) -> Application:
+    name = resident_name(model)
+    deployment = serve.deployment(
+        Resident,
+        name=name,
+        num_replicas=model.replicas,
+        ray_actor_options=model.resources.actor_options(),
+        max_ongoing_requests=_MAX_CONTROL_CALLS,
+        request_router_config=_table(name),
+        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=5,
+    )
+    return deployment.bind(config.engine_spec(model), config.engine_host, config.log_level, config.router.drain_s)
+
+
+def _pool(config: Config) -> Application:
+    deployment = serve.deployment(
+        LazyPool,
+        name=POOL,
+        num_replicas=config.pool.replicas,
+        ray_actor_options=config.pool.resources.actor_options(),
+        max_ongoing_requests=_MAX_CONTROL_CALLS,
+        request_router_config=_table(POOL),
+        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=5,
+    )
+    return deployment.bind(config.model_dump(), config.router.drain_s)
+
+
+def _table(name: str) -> RequestRouterConfig:
+    return RequestRouterConfig(
+        request_router_class=TableRouter,
+        request_router_kwargs={"table": name},
+        request_routing_stats_period_s=PUBLISH_EVERY_S,
+    )

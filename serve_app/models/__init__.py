@@ -1,0 +1,1 @@
+"""The deployments that run models, and how the Router knows and chooses their replicas."""

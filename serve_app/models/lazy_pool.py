@@ -1,0 +1,152 @@
+"""The deployment of the lazy models: each replica holds those that are asked for, as far as its memory goes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from serve_app.config import Config
+from serve_app.engines.base import EngineKind
+from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
+from serve_app.models.network import engine_host
+from serve_app.models.replicas import PublishedModel, metadata, published
+from serve_app.residency.manager import Refused, ResidencyManager
+from serve_app.residency.policy import LazyModel, Limits
+
+logger = logging.getLogger(__name__)
+
+_GB = 1_000_000_000
+
+
+class LazyPool:
+    """One replica of the pool. Nothing is loaded until somebody asks for it."""
+
+    async def __init__(self, config_args: dict[str, Any], drain_s: float) -> None:
+        config = Config.model_validate(config_args)
+        logging.getLogger("serve_app").setLevel(config.log_level.upper())
+        self._drain_s = drain_s
+        self._log_level = config.log_level
+        self._specs = {model.id: config.engine_spec(model) for model in config.lazy}
+        self._secret = new_secret()
+        host = engine_host(config.engine_host)
+        self._ports = {model_id: reserve_port(host) for model_id in self._specs}
+        self._standby = StandbyKeeper("vllm", config.log_level) if self._uses_standby(config) else None
+        self._manager = ResidencyManager(
+            models=_lazy_models(config),
+            limits=Limits(
+                memory_bytes=int(config.pool.memory_gb * _GB),
+                min_residency_s=config.pool.min_residency_s,
+                ageing_s=config.pool.ageing_s,
+                backoff_s=config.pool.backoff_s,
+            ),
+            new_engine=self._new_engine,
+            expected_load_s={model.id: model.expected_load_s for model in config.lazy},
+        )
+        self._manager.start()
+
+    def _uses_standby(self, config: Config) -> bool:
+        return config.pool.standby and any(spec.kind == "vllm" for spec in self._specs.values())
+
+    def _new_engine(self, model_id: str) -> EngineProcess:
+        spec = self._specs[model_id]
+        standby = self._standby.take() if self._standby and spec.kind == self._standby.kind else None
+        address, _ = self._ports[model_id]
+        return EngineProcess(spec, address, secret=self._secret, log_level=self._log_level, standby=standby)
+
+    async def acquire(self, model_id: str) -> dict[str, Any]:
+        """Wait until the model is awake on this replica; loads it if need be.
+
+        Returns `{"target": {...}}`, or `{"refused": {code, reason, retry_after_s}}`: an answer rather than
+        an exception, because Ray would wrap that in a traceback.
+        """
+        try:
+            engine = await self._manager.acquire(model_id)
+        except Refused as refused:
+            reason = {"code": refused.code, "reason": str(refused), "retry_after_s": refused.retry_after_s}
+            return {"refused": reason}
+        finally:
+            if self._standby:
+                self._standby.refill()
+        replica_id = _own_replica_id()
+        return {"target": {"replica_id": replica_id, "url": engine.address.url, "secret": self._secret}}
+
+    async def describe(self, model: str) -> dict[str, Any]:
+        """What this replica publishes. A Router calls it once, when the resident models answer."""
+        if self._standby:
+            self._standby.refill()
+        return self.record_routing_stats()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve's hook, called once when the replica is ready."""
+        urls = {model_id: address.url for model_id, (address, _) in self._ports.items()}
+        return metadata(urls, self._secret)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Serve's hook, called every `PUBLISH_EVERY_S`."""
+        models = {
+            model_id: PublishedModel(**dataclasses.asdict(status))
+            for model_id, status in self._manager.status().items()
+        }
+        return published(models, moving=self._manager.moving())
+
+    async def check_health(self) -> None:
+        """Serve's hook: an exception has the replica replaced."""
+        if problem := self._manager.problem():
+            raise RuntimeError(problem)
+
+    async def __del__(self) -> None:
+        """Serve awaits this on shutdown and scale-down: finish what runs, then end the engines."""
+        await self._manager.close(self._drain_s)
+        if self._standby:
+            self._standby.close()
+
+
+class StandbyKeeper:
+    """Keeps one host with its imports done, so that the next load costs only its own work."""
+
+    def __init__(self, kind: EngineKind, log_level: str) -> None:
+        self.kind = kind
+        self._log_level = log_level
+        self._host: StandbyHost | None = None
+        self._spawning: asyncio.Task[None] | None = None
+
+    def take(self) -> StandbyHost | None:
+        """The standby host, if there is a living one; it is the caller's now."""
+        host, self._host = self._host, None
+        return host if host and not host.exited.is_set() else None
+
+    def refill(self) -> None:
+        """See that there is one again. Called when a load is over: importing beside it would slow it."""
+        if (self._host is None or self._host.exited.is_set()) and (not self._spawning or self._spawning.done()):
+            self._spawning = asyncio.create_task(self._spawn())
+
+    async def _spawn(self) -> None:
+        self._host = await StandbyHost.spawn(self.kind, self._log_level)
+
+    def close(self) -> None:
+        """End the standby host."""
+        if self._spawning:
+            self._spawning.cancel()
+        if self._host:
+            self._host.kill()
+
+
+def _lazy_models(config: Config) -> Mapping[str, LazyModel]:
+    return {
+        model.id: LazyModel(
+            id=model.id,
+            memory_bytes=int(model.memory_gb * _GB),
+            priority=model.priority,
+            idle_unload_s=model.idle_unload_s,
+        )
+        for model in config.lazy
+    }
+
+
+def _own_replica_id() -> str:
+    from ray import serve
+
+    return serve.get_replica_context().replica_id.unique_id

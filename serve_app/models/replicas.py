@@ -1,0 +1,85 @@
+"""What the Router knows about the replicas of a deployment, and how one is chosen.
+
+Ray Serve tells the Router's process which replicas run and what they publish (`table_router`); it is kept
+here as a plain table. So a replica is picked from data at hand, with no RPC per request.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+# How often Serve asks replicas for what they publish; what the Router shows is at most about twice as old.
+PUBLISH_EVERY_S = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """One model on one replica, as its replica last published it."""
+
+    state: str
+    progress: float = 0.0
+    in_flight: int = 0
+    expected_load_s: float = 0.0
+    failure: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Replica:
+    """One running replica: where its engines listen, the secret they ask for, and what it publishes."""
+
+    id: str
+    urls: Mapping[str, str]
+    secret: str
+    models: Mapping[str, PublishedModel]
+    moving: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """One engine that may answer a request."""
+
+    replica_id: str
+    url: str
+    secret: str
+
+
+def metadata(urls: Mapping[str, str], secret: str) -> dict[str, Any]:
+    """What a replica publishes once (`record_replica_metadata`)."""
+    return {"urls": dict(urls), "secret": secret}
+
+
+def published(models: Mapping[str, PublishedModel], *, moving: bool) -> dict[str, Any]:
+    """What a replica publishes again and again (`record_routing_stats`)."""
+    return {"models": {name: dataclasses.asdict(model) for name, model in models.items()}, "moving": moving}
+
+
+def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, Any]) -> Replica:
+    """The typed form of what a replica published. Before the first publication there are no models."""
+    return Replica(
+        id=replica_id,
+        urls=meta.get("urls", {}),
+        secret=meta.get("secret", ""),
+        models={name: PublishedModel(**fields) for name, fields in stats.get("models", {}).items()},
+        moving=stats.get("moving", True),
+    )
+
+
+def choose(targets: Iterable[Target], load: Callable[[str], int], tried: Collection[str]) -> Target | None:
+    """The target with the fewest requests of ours in flight, of those not yet tried. Pure."""
+    candidates = [target for target in targets if target.replica_id not in tried]
+    return min(candidates, key=lambda target: load(target.replica_id), default=None)
+
+
+_tables: dict[str, tuple[Replica, ...]] = {}
+
+
+def replicas_of(deployment: str) -> tuple[Replica, ...]:
+    """The running replicas of a deployment, as this process last heard."""
+    return _tables.get(deployment, ())
+
+
+def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:
+    """Replace what is known of a deployment, as a whole: readers in other threads see the old or the new."""
+    _tables[deployment] = tuple(replicas)

@@ -1,0 +1,90 @@
+"""The deployment of one resident model: an engine that is always there, and is started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from serve_app.engines.base import EngineError, EngineSpec, Phase
+from serve_app.engines.process import EngineProcess, new_secret, reserve_port
+from serve_app.models.network import engine_host
+from serve_app.models.replicas import PublishedModel, metadata, published
+
+logger = logging.getLogger(__name__)
+
+# So many deaths within the window, and Serve gets to replace the replica (perhaps on another node).
+_MAX_RESTARTS = 3
+_RESTART_WINDOW_S = 600.0
+
+
+class Resident:
+    """One replica of a resident model. Ready, for Serve, once the model has generated a token."""
+
+    async def __init__(self, spec: EngineSpec, host: str, log_level: str, drain_s: float) -> None:
+        logging.getLogger("serve_app").setLevel(log_level.upper())
+        self._spec = spec
+        self._log_level = log_level
+        self._drain_s = drain_s
+        self._secret = new_secret()
+        self._address, self._port = reserve_port(engine_host(host))
+        self._restarts: list[float] = []
+        self._problem: str | None = None
+        self._load_s = 0.0
+        self._engine = self._new_engine()
+        await self._start()
+        self._guard = asyncio.create_task(self._keep_alive())
+
+    def _new_engine(self) -> EngineProcess:
+        return EngineProcess(self._spec, self._address, secret=self._secret, log_level=self._log_level)
+
+    async def _start(self) -> None:
+        began = time.monotonic()
+        await self._engine.start()
+        self._load_s = time.monotonic() - began
+
+    async def _keep_alive(self) -> None:
+        while True:
+            reason = await self._engine.wait_exit()
+            now = time.monotonic()
+            self._restarts = [*(at for at in self._restarts if now - at < _RESTART_WINDOW_S), now]
+            if len(self._restarts) > _MAX_RESTARTS:
+                self._problem = f"the engine died {len(self._restarts)} times; last: {reason}"
+                return
+            logger.error("%s has died: %s; starting it again", self._spec.model_id, reason)
+            self._engine = self._new_engine()
+            try:
+                await self._start()
+            except EngineError as error:
+                self._problem = str(error)
+                return
+
+    async def describe(self, model: str) -> dict[str, Any]:
+        """What this replica publishes; a Router calls it once, to make Serve open the way to the replicas."""
+        return self.record_routing_stats()
+
+    def record_replica_metadata(self) -> dict[str, Any]:
+        """Serve's hook, called once when the replica is ready."""
+        return metadata({self._spec.model_id: self._address.url}, self._secret)
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """Serve's hook, called every `PUBLISH_EVERY_S`."""
+        ready = self._engine.phase is Phase.READY
+        model = PublishedModel(
+            state="awake" if ready else "loading",
+            in_flight=self._engine.in_flight,
+            expected_load_s=round(self._load_s, 1),
+        )
+        return published({self._spec.model_id: model}, moving=self._problem is None)
+
+    async def check_health(self) -> None:
+        """Serve's hook: an exception has the replica replaced."""
+        if self._problem:
+            raise RuntimeError(self._problem)
+
+    async def __del__(self) -> None:
+        """Serve awaits this on shutdown and scale-down: finish what runs, then end the engine."""
+        self._guard.cancel()
+        await self._engine.drain(self._drain_s)
+        await self._engine.stop()

@@ -1,0 +1,151 @@
+"""The Router's HTTP surface: a table of its routes, and OpenAI's error shape for everything else."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+
+import orjson
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from serve_app.catalog import AUTO, catalog_of
+from serve_app.config import Config, Model
+from serve_app.errors import ApiError, model_not_found
+from serve_app.router.cold import Acquire
+from serve_app.router.fleet import Fleet
+from serve_app.router.generate import Generate
+from serve_app.router.relay import Relay
+from serve_app.routing.facts import Endpoint
+
+_CREATED = int(time.time())
+
+
+class RouterApp:
+    """One ASGI app with its own connections, for one event loop.
+
+    `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine.
+    """
+
+    def __init__(
+        self, config: Config, deployments: Mapping[str, str], acquire: Acquire, identity: str
+    ) -> None:
+        self._identity = identity
+        self._catalog = catalog_of(config)
+        self._relay = Relay(config.router.connect_timeout_s)
+        self.fleet = Fleet(self._catalog, deployments, acquire, self._relay)
+        policy = policy_hash(config)
+
+        def generate(endpoint: Endpoint) -> Generate:
+            return Generate(endpoint, self._catalog, self.fleet, self._relay, config.router, policy)
+
+        self._app = Starlette(
+            routes=[
+                Route("/v1/chat/completions", generate("chat"), methods=["POST"]),
+                Route("/v1/completions", generate("completions"), methods=["POST"]),
+                Route("/v1/models", self.models),
+                Route("/v1/models/{name:path}", self.model),
+                Route("/health", self.health),
+                Route("/ready", self.ready),
+            ],
+            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _fault},
+        )
+        self._app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.shutdown":
+                await self._relay.close()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+            await send({"type": "lifespan.startup.complete"})
+
+    async def health(self, request: Request) -> Response:
+        """The process answers; nothing else is looked at."""
+        return _json({"status": "ok", "service": self._identity})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether requests to the resident models would be answered now, and loads go on."""
+        ready, details = await self.fleet.readiness()
+        return _json({"ready": ready, **details}, 200 if ready else 503)
+
+    async def models(self, request: Request) -> Response:
+        """Every configured model with its state; loads nothing."""
+        default = self._catalog.models[self._catalog.default_id]
+        auto = {"id": AUTO, "object": "model", "created": _CREATED, "owned_by": "switchyard", "root": default.id}
+        cards = [self._card(model) for model in self._catalog.models.values()]
+        return _json({"object": "list", "data": [*cards, auto]})
+
+    async def model(self, request: Request) -> Response:
+        """One model by its id or an alias; ids may hold slashes."""
+        model = self._catalog.find(request.path_params["name"])
+        if model is None:
+            raise model_not_found()
+        return _json(self._card(model))
+
+    def _card(self, model: Model) -> dict[str, object]:
+        status = self.fleet.status(model)
+        waking = status.state not in ("awake",)
+        return {
+            "id": model.id,
+            "object": "model",
+            "created": _CREATED,
+            "owned_by": "switchyard",
+            "root": model.id,
+            "max_model_len": model.context,
+            "aliases": model.aliases,
+            "tier": model.tier,
+            "abilities": model.abilities,
+            "state": status.state,
+            "progress": status.progress,
+            "in_flight": status.in_flight,
+            "expected_wake_s": round(status.expected_load_s * (1 - status.progress), 1) if waking else 0,
+            "failure": status.failure or None,
+        }
+
+
+def policy_hash(config: Config) -> str:
+    """Twelve hex digits that change with the configuration."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _error(error: ApiError) -> Response:
+    return _json(error.payload(), error.status)
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error(error)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = {
+        404: ("No such path. The API is below /v1.", "not_found"),
+        405: ("This path does not take that method.", "method_not_allowed"),
+    }
+    message, code = known.get(error.status_code, ("The request was refused.", "refused"))
+    response = _error(ApiError(error.status_code, message, code=code))
+    for name, value in (error.headers or {}).items():
+        response.headers[name] = value
+    return response
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    return _error(ApiError(500, "The router failed on this request; its log says why.", code="internal_error"))

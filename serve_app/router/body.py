@@ -1,0 +1,62 @@
+"""Takes in a request body: bounded in size and time, of the right type, and parsed once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from serve_app.errors import ApiError, bad_request
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> object:
+    """The parsed body. Raises `ApiError` (400, 408, 413, 415) or `ClientGone`."""
+    content_type = headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise ApiError(415, "The body must be JSON: send `content-type: application/json`.", code="unsupported_media_type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ApiError(415, "Compressed bodies are not accepted; send it plain.", code="unsupported_media_type")
+    if int(headers.get("content-length", 0)) > max_bytes:
+        raise _too_large(max_bytes)
+    try:
+        async with asyncio.timeout(timeout_s):
+            raw = await _read(receive, max_bytes)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {timeout_s:g} s.", code="body_timeout") from None
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        where = f" at line {error.lineno}, column {error.colno}" if raw else "; it is empty"
+        raise bad_request(f"The body is not valid JSON{where}.", code="invalid_json") from None
+
+
+async def _read(receive: Receive, max_bytes: int) -> bytes:
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
+        return body
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunk = message.get("body", b"")
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return b"".join(chunks)
+        message = await receive()
+
+
+def _too_large(max_bytes: int) -> ApiError:
+    return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")

@@ -1,0 +1,84 @@
+"""The Router as a Serve deployment: its listener on the front door's port, and the same app on Serve's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from serve_app.config import Config
+from serve_app.router.app import RouterApp
+from serve_app.router.listener import Listener
+
+logger = logging.getLogger(__name__)
+
+_ingress_app: RouterApp | None = None
+
+
+def ingress() -> ASGIApp:
+    """The app for Serve's proxy (port 8001). Serve asks for it right after the Router was made."""
+    assert _ingress_app, "Serve asked for the ingress before the Router was made"
+    return _ingress_app
+
+
+@serve.ingress(ingress)
+class Router:
+    """One replica of the front door. `residents`: by model id, the name of its deployment and its handle."""
+
+    async def __init__(
+        self,
+        config_args: dict[str, Any],
+        residents: dict[str, tuple[str, DeploymentHandle]],
+        pool: tuple[str, DeploymentHandle] | None,
+    ) -> None:
+        config = Config.model_validate(config_args)
+        logging.getLogger("serve_app").setLevel(config.log_level.upper())
+        self._pool = pool[1] if pool else None
+        deployments = {model_id: name for model_id, (name, _) in residents.items()}
+        if pool:
+            deployments |= {model.id: pool[0] for model in config.lazy}
+        identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
+
+        def new_app() -> RouterApp:
+            return RouterApp(config, deployments, self._acquire, identity)
+
+        self._listener = Listener(config.router, new_app, identity)
+        global _ingress_app
+        _ingress_app = new_app()
+        self._opening = asyncio.create_task(self._open_ways(residents, config.lazy[0].id if pool else ""))
+        self._listener.start()
+
+    async def _open_ways(self, residents: dict[str, tuple[str, DeploymentHandle]], lazy_id: str) -> None:
+        """Have Serve open the way to every deployment; from then on it keeps our tables of replicas true.
+
+        The pool comes last: it begins with its standby engine then, and does not slow the residents' start.
+        """
+        await asyncio.gather(*(_describe(handle, model_id) for model_id, (_, handle) in residents.items()))
+        if self._pool:
+            await _describe(self._pool, lazy_id)
+
+    async def _acquire(self, model_id: str) -> dict[str, Any]:
+        assert self._pool, "only lazy models are acquired, and they have a pool"
+        answer: dict[str, Any] = await self._pool.acquire.remote(model_id)
+        return answer
+
+    async def check_health(self) -> None:
+        """Serve's hook: a Router whose front door is shut is replaced."""
+        if not self._listener.alive():
+            raise RuntimeError("the front door has stopped")
+
+    async def __del__(self) -> None:
+        """Serve awaits this on shutdown and scale-down: finish what runs."""
+        await self._listener.stop()
+
+
+async def _describe(handle: DeploymentHandle, model_id: str) -> None:
+    try:
+        await handle.describe.remote(model_id)
+    except Exception as error:
+        logger.warning("%s did not answer yet: %s", model_id, type(error).__name__)

@@ -1,0 +1,85 @@
+"""The Router's view of the running models: who serves what, in which state, and how to reach it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from serve_app.catalog import Catalog
+from serve_app.config import Model
+from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
+from serve_app.router.cold import Acquire, ColdStarts
+from serve_app.router.relay import Relay
+
+# Of several replicas' states of one model the first in this order is the model's.
+_STATE_ORDER = ("awake", "loading", "unloading", "failed", "stopped")
+_PROBE_TIMEOUT_S = 2.0
+
+
+class Fleet:
+    """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model."""
+
+    def __init__(self, catalog: Catalog, deployments: Mapping[str, str], acquire: Acquire, relay: Relay) -> None:
+        self._catalog = catalog
+        self._deployments = deployments
+        self._relay = relay
+        self.cold = ColdStarts(acquire)
+
+    def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
+        """An engine on which the model is awake, as far as this process knows; None if there is none."""
+        targets = {
+            replica.id: Target(replica.id, replica.urls[model.id], replica.secret)
+            for replica in self._replicas(model)
+            if model.id in replica.urls and self._awake(replica, model)
+        }
+        if (last := self.cold.last(model.id)) and last.replica_id not in targets:
+            targets[last.replica_id] = last
+        return choose(targets.values(), self._relay.in_flight.__getitem__, tried)
+
+    def _replicas(self, model: Model) -> tuple[Replica, ...]:
+        return replicas_of(self._deployments[model.id])
+
+    def _awake(self, replica: Replica, model: Model) -> bool:
+        published = replica.models.get(model.id)
+        # A resident replica joins the table when its model answers, perhaps before it first published.
+        if published is None:
+            return model.tier == "resident"
+        return published.state == "awake"
+
+    def status(self, model: Model) -> PublishedModel:
+        """The model over all replicas: its best state, and all its requests in flight."""
+        states = [
+            replica.models[model.id] for replica in self._replicas(model) if model.id in replica.models
+        ]
+        if not states:
+            # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
+            state = "stopped" if model.tier == "lazy" else "loading"
+            return PublishedModel(state, expected_load_s=model.expected_load_s)
+        best = min(states, key=lambda found: _STATE_ORDER.index(found.state))
+        return PublishedModel(
+            state=best.state,
+            progress=max(found.progress for found in states),
+            in_flight=sum(found.in_flight for found in states),
+            expected_load_s=best.expected_load_s,
+            failure=best.failure,
+        )
+
+    async def readiness(self) -> tuple[bool, dict[str, Any]]:
+        """Whether this Router can do its main job now, and the details: asked of the engines themselves."""
+        residents = [model for model in self._catalog.models.values() if model.tier == "resident"]
+        answers = await asyncio.gather(*(self._answers(model) for model in residents))
+        moving = all(
+            replica.moving
+            for name in set(self._deployments.values())
+            for replica in replicas_of(name)
+        )
+        models = {model.id: self.status(model).state for model in self._catalog.models.values()}
+        models |= {
+            model.id: "loading" for model, answer in zip(residents, answers, strict=True) if not answer
+        }
+        return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}
+
+    async def _answers(self, model: Model) -> bool:
+        target = self.target(model)
+        return target is not None and await self._relay.healthy(target, _PROBE_TIMEOUT_S)

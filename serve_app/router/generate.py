@@ -1,0 +1,182 @@
+"""`POST /v1/chat/completions` and `/v1/completions`: one request from its body to the last byte."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from serve_app.catalog import Catalog
+from serve_app.config import Model, RouterSettings
+from serve_app.errors import ApiError, unavailable
+from serve_app.models.replicas import Target
+from serve_app.router.body import ClientGone, read_json
+from serve_app.router.fleet import Fleet
+from serve_app.router.relay import NotServed, Relay
+from serve_app.router.reply import Reply
+from serve_app.routing.decide import Decision, decide, engine_body
+from serve_app.routing.facts import Endpoint, Facts, read_facts
+
+_PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+# Of the client's headers only these go on to the engine.
+_PASSED_ON = ("traceparent", "tracestate")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# A model that goes to sleep between look and request is woken again; more often than this is a fault.
+_MAX_WAKES = 3
+_FULL_RETRY_AFTER_S = 1.0
+# For a resident model that is away when its load time is not known yet.
+_RESTART_RETRY_AFTER_S = 5.0
+
+
+class Generate:
+    """ASGI endpoint for one of the two generation APIs."""
+
+    def __init__(
+        self, endpoint: Endpoint, catalog: Catalog, fleet: Fleet, relay: Relay, settings: RouterSettings, policy: str
+    ) -> None:
+        self._endpoint = endpoint
+        self._catalog = catalog
+        self._fleet = fleet
+        self._relay = relay
+        self._settings = settings
+        self._policy = policy
+        self._open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        reply = Reply(send, stream=False)
+        reply.headers["x-request-id"] = _request_id(headers)
+        self._open += 1
+        try:
+            if self._open > self._settings.max_connections:
+                raise unavailable("The router is full.", code="overloaded", retry_after_s=_FULL_RETRY_AFTER_S)
+            parsed = await read_json(
+                headers,
+                receive,
+                max_bytes=self._settings.max_body_bytes,
+                timeout_s=self._settings.body_timeout_s,
+            )
+            began = time.perf_counter()
+            facts = read_facts(parsed, self._endpoint)
+            decision = decide(facts, self._catalog)
+            model = self._catalog.models[decision.model_id]
+            body = orjson.dumps(engine_body(facts, decision, model))
+            self._explain(reply, decision, time.perf_counter() - began)
+            reply.stream = facts.stream
+            await _while_connected(receive, self._serve(model, facts, body, headers, reply))
+        except ApiError as error:
+            await reply.error(error)
+        except ClientGone:
+            pass
+        finally:
+            self._open -= 1
+
+    def _explain(self, reply: Reply, decision: Decision, decision_s: float) -> None:
+        reply.headers |= {
+            "x-router-model": decision.model_id,
+            "x-router-model-source": decision.model_source,
+            "x-router-thinking": "on" if decision.thinking else "off",
+            "x-router-thinking-source": decision.thinking_source,
+            "x-router-decision-ms": f"{decision_s * 1000:.3f}",
+            "x-router-policy": self._policy,
+        }
+        if decision.budget is not None:
+            reply.headers["x-router-budget"] = str(decision.budget)
+        if decision.warnings:
+            reply.headers["x-router-warning"] = "; ".join(decision.warnings)
+
+    async def _serve(self, model: Model, facts: Facts, body: bytes, headers: Headers, reply: Reply) -> None:
+        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
+        # An id of our own: two clients may send the same one, and an engine must not mix them up.
+        passed["x-request-id"] = uuid.uuid4().hex
+        tried: set[str] = set()
+        wakes = 0
+        full = False
+        while True:
+            target = self._fleet.target(model, tried)
+            if target is None and model.tier == "lazy" and not full:
+                if wakes == _MAX_WAKES:
+                    raise self._absent(model)
+                wakes += 1
+                tried.clear()
+                target = await self._wake(model, reply)
+            if target is None:
+                raise self._full(model) if full else self._absent(model)
+            try:
+                await self._relay.run(target, _PATHS[facts.endpoint], body, passed, reply)
+                return
+            except NotServed as not_served:
+                tried.add(target.replica_id)
+                full = full or not_served.reason == "full"
+                if not_served.reason != "full":
+                    self._fleet.cold.forget(model.id)
+
+    async def _wake(self, model: Model, reply: Reply) -> Target:
+        """Wait for the model to load, within the hold limit; a stream hears how far it is."""
+        began = time.monotonic()
+        call = self._fleet.cold.start(model.id)
+        deadline = began + self._settings.hold_s
+        while True:
+            step = deadline - time.monotonic()
+            if reply.stream:
+                step = min(step, self._settings.loading_comment_s)
+            await asyncio.wait([call], timeout=max(0.0, step))
+            if call.done():
+                break
+            if time.monotonic() >= deadline:
+                status = self._fleet.status(model)
+                left = status.expected_load_s * (1 - status.progress)
+                raise unavailable(
+                    f"{model.id} is still loading; it was waited for {self._settings.hold_s:g} s.",
+                    code="model_loading",
+                    retry_after_s=max(1.0, left),
+                )
+            await reply.comment(f"loading {model.id} {self._fleet.status(model).progress:.0%}")
+        target = call.result()
+        reply.headers["x-router-cold-start-ms"] = str(round((time.monotonic() - began) * 1000))
+        return target
+
+    def _full(self, model: Model) -> ApiError:
+        return unavailable(
+            f"Every replica of {model.id} is full.", code="overloaded", retry_after_s=_FULL_RETRY_AFTER_S
+        )
+
+    def _absent(self, model: Model) -> ApiError:
+        expected = self._fleet.status(model).expected_load_s
+        return unavailable(
+            f"{model.id} is being started.", code="model_starting", retry_after_s=expected or _RESTART_RETRY_AFTER_S
+        )
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own id where it is a sane header value, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, but drop it at once when the client leaves; raises what the work raises."""
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientGone
+        doing.result()
+    finally:
+        leaving.cancel()
+        if not doing.done():
+            doing.cancel()
+            await asyncio.wait([doing])
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

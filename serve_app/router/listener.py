@@ -1,0 +1,127 @@
+"""The front door: the Router replica's own HTTP listener, on an event loop and thread of its own.
+
+Serve's Python proxy would cost 11 ms of CPU a request and another hop a token (docs/architecture.md). So the
+duties of a front door are ours: share the port between replicas of one node, say clearly when somebody else
+has it, stop accepting and finish what runs on shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import http.client
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from serve_app.config import RouterSettings
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TIMEOUT_S = 2.0
+
+
+class PortTaken(Exception):
+    """Somebody else listens on the front door's port. The message is for the operator."""
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the process's signals to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Listener:
+    """Serves `app` (made in the listener's own loop by `new_app`) from `start` to `stop`."""
+
+    def __init__(self, settings: RouterSettings, new_app: Callable[[], ASGIApp], identity: str) -> None:
+        self._settings = settings
+        self._new_app = new_app
+        self._socket = open_port(settings.host, settings.port, identity)
+        self._server: _Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="front-door", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept connections."""
+        self._thread.start()
+
+    def alive(self) -> bool:
+        """Whether the front door still serves."""
+        return self._thread.is_alive()
+
+    async def stop(self) -> None:
+        """Accept nothing more, let running requests finish within `drain_s`, and end."""
+        if self._server:
+            self._server.should_exit = True
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        uvloop.run(self._serve())
+
+    async def _serve(self) -> None:
+        config = uvicorn.Config(
+            self._new_app(),
+            http="httptools",
+            ws="none",
+            lifespan="on",
+            access_log=False,
+            log_level="warning",
+            timeout_keep_alive=self._settings.keep_alive_s,
+            timeout_graceful_shutdown=int(self._settings.drain_s) or None,
+            backlog=2048,
+            server_header=False,
+            proxy_headers=False,
+        )
+        self._server = _Server(config)
+        await self._server.serve(sockets=[self._socket])
+
+
+def open_port(host: str, port: int, identity: str) -> socket.socket:
+    """Bind the front door's port so that other replicas of this service on the node can share it.
+
+    The kernel lets every process of one user share a port that was bound to be shared, also one of another
+    Switchyard; so whoever answers there is asked who it is. Raises `PortTaken`.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    taken = f"port {port} on {host} is in use by another program; stop it, or set router.port to a free one"
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(taken) from None
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    neighbour = _who_answers(host, port)
+    if neighbour not in (None, identity):
+        sock.close()
+        raise PortTaken(taken)
+    return sock
+
+
+def _who_answers(host: str, port: int) -> str | None:
+    """The identity of the Switchyard that listens there; None if nobody does, empty if it is something else."""
+    where = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    connection = http.client.HTTPConnection(where, port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/health")
+        answer = json.loads(connection.getresponse().read(4096))
+        return str(answer.get("service", ""))
+    except ConnectionRefusedError:
+        return None
+    except (OSError, http.client.HTTPException, ValueError, AttributeError):
+        return ""
+    finally:
+        connection.close()

@@ -1,0 +1,179 @@
+"""Moves one request to an engine and its answer back, as bytes. Nothing is done per chunk but passing it on."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+import orjson
+
+from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER
+from serve_app.errors import ApiError, unavailable
+from serve_app.models.replicas import Target
+from serve_app.router.reply import Reply
+
+logger = logging.getLogger(__name__)
+
+_RETRY_AFTER_S = 2.0
+_ERROR_BODY_BYTES = 1 << 20
+_MESSAGE_CHARS = 600
+_STREAM_END = b"data: [DONE]\n\n"
+_STREAM_ERROR = b'data: {"error"'
+
+
+class NotServed(Exception):
+    """The engine did nothing with the request: it may go elsewhere. `reason` is a word."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Relay:
+    """The connections to all engines, pooled and kept alive, and how many requests run on each replica."""
+
+    def __init__(self, connect_timeout_s: float) -> None:
+        self.in_flight: Counter[str] = Counter()
+        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=300)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+            )
+        return self._session
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session:
+            await self._session.close()
+
+    async def healthy(self, target: Target, timeout_s: float) -> bool:
+        """Whether the engine says that it is alive."""
+        try:
+            async with self._client().get(
+                target.url + "/health",
+                headers={SECRET_HEADER: target.secret},
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+            ) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+    async def run(self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
+        """Answer from this engine. Raises `NotServed`, or `ApiError` for what the engine refused or broke."""
+        self.in_flight[target.replica_id] += 1
+        try:
+            await self._run(target, path, body, headers, reply)
+        finally:
+            self.in_flight[target.replica_id] -= 1
+
+    async def _run(self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
+        sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
+        try:
+            response = await self._client().post(target.url + path, data=body, headers=sent)
+        except aiohttp.ClientConnectorError:
+            raise NotServed("unreachable") from None
+        except (aiohttp.ServerTimeoutError, TimeoutError):
+            raise NotServed("connect timeout") from None
+        except aiohttp.ClientError as error:
+            raise _broken(type(error).__name__) from None
+        async with response:
+            if refusal := response.headers.get(REFUSAL_HEADER):
+                raise NotServed(refusal)
+            if response.status != 200:
+                raise await _engine_error(response)
+            if reply.stream:
+                await _relay_stream(response, reply)
+            else:
+                await _relay_whole(response, reply)
+
+
+async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
+    try:
+        body = await response.read()
+    except aiohttp.ClientError as error:
+        raise _broken(type(error).__name__) from None
+    await reply.whole(200, b"application/json", body)
+
+
+async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
+    chunks = response.content.iter_any()
+    try:
+        # No status before the engine's first event: what fails at its first step is then still a status.
+        chunk = await anext(chunks, b"")
+        if not chunk:
+            raise _broken("empty stream")
+        if chunk.startswith(_STREAM_ERROR):
+            raise _stream_error(chunk)
+        await reply.start_stream()
+        tail = b""
+        while chunk:
+            await reply.chunk(chunk)
+            tail = chunk if len(chunk) >= len(_STREAM_END) else tail[-len(_STREAM_END) :] + chunk
+            chunk = await anext(chunks, b"")
+    except aiohttp.ClientError as error:
+        raise _broken(type(error).__name__) from None
+    if not tail.endswith(_STREAM_END):
+        raise _broken("cut stream")
+    await reply.end()
+
+
+def _broken(how: str) -> ApiError:
+    logger.warning("an engine broke off: %s", how)
+    return unavailable(
+        "The engine died while it answered; it is being restarted.", code="engine_died", retry_after_s=_RETRY_AFTER_S
+    )
+
+
+def _stream_error(chunk: bytes) -> ApiError:
+    event = chunk.split(b"\n\n", 1)[0].removeprefix(b"data: ")
+    try:
+        fields = orjson.loads(event)["error"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        fields = {}
+    status = fields.get("code") if isinstance(fields, dict) else None
+    return _as_api_error(status if isinstance(status, int) else 500, fields)
+
+
+async def _engine_error(response: aiohttp.ClientResponse) -> ApiError:
+    """An engine's refusal in our shape."""
+    raw = await response.content.read(_ERROR_BODY_BYTES)
+    try:
+        fields = orjson.loads(raw)["error"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        fields = {}
+    return _as_api_error(response.status, fields)
+
+
+def _as_api_error(status: int, fields: Any) -> ApiError:
+    """vLLM's error fields as OpenAI's: a word for `code`, a field name for `param`, no input of the client's.
+
+    Faults of the engine become 503: the client did nothing wrong and may come again.
+    """
+    fields = fields if isinstance(fields, dict) else {}
+    message = _without_input(str(fields.get("message") or "The engine refused the request."))
+    if status >= 500:
+        return unavailable(
+            "The engine failed on this request; try again.", code="engine_error", retry_after_s=_RETRY_AFTER_S
+        )
+    param = fields.get("param")
+    code = "invalid_value"
+    if "context length" in message or "max_model_len" in message or "longer than the maximum model length" in message:
+        code = "context_length_exceeded"
+    elif status == 404:
+        code = "not_found"
+    safe_param = param if isinstance(param, str) and len(param) <= 64 and param.isprintable() else None
+    return ApiError(400 if status == 422 else status, message, code=code, param=safe_param)
+
+
+def _without_input(message: str) -> str:
+    """vLLM's validation messages quote what the client sent under `input`; ours do not."""
+    for marker in ("'input':", '"input":', "input_value=", "input="):
+        message = message.split(marker, 1)[0]
+    return message.rstrip(" ,{[(")[:_MESSAGE_CHARS]
