@@ -168,10 +168,21 @@ class Model(_Strict):
         own = self.engine.get("max_model_len")
         if own is not None and own != self.context:
             raise ValueError(f"engine.max_model_len: {own} contradicts context: {self.context}; give context only")
+        if not self.fake:
+            self._check_parsers()
         for key in ("model", "served_model_name", "host", "port", "api_key"):
             if key in self.engine:
                 raise ValueError(f"engine.{key}: is set by the router; remove it")
         return self
+
+    def _check_parsers(self) -> None:
+        """Without its parser vLLM answers raw tags in the text, or refuses the fields that need it."""
+        if self.thinking.supported and not self.engine.get("reasoning_parser"):
+            raise ValueError("engine.reasoning_parser: missing; a model with thinking.supported needs one")
+        if "tools" in self.abilities and not self.engine.get("tool_call_parser"):
+            raise ValueError("engine.tool_call_parser: missing; a model with the ability tools needs one")
+        if "embeddings" in self.abilities and {"chat", "completions"} & set(self.abilities):
+            raise ValueError("abilities: an engine makes embeddings or text, not both")
 
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
@@ -281,6 +292,8 @@ class Config(_Strict):
             args = model.fake.model_dump()
         else:
             args = {"max_model_len": model.context, **model.engine}
+            if "tools" in model.abilities:
+                args.setdefault("enable_auto_tool_choice", True)
             if model.tier == "lazy" and self.pool.gpu_memory_gb and "gpu_memory_utilization" not in args:
                 args["gpu_memory_utilization"] = round(model.memory_gb / self.pool.gpu_memory_gb, 4)
         return EngineSpec(
@@ -306,10 +319,11 @@ def parse_config(args: object) -> Config:
     try:
         return Config.model_validate(args)
     except ValidationError as error:
-        raise ConfigError("\n".join(_problems(error))) from None
+        raise ConfigError("\n".join(problems_of(error))) from None
 
 
-def _problems(error: ValidationError) -> list[str]:
+def problems_of(error: ValidationError) -> list[str]:
+    """pydantic's findings, one a line: the path of the key, and what is wrong with it. Quotes no values."""
     lines = []
     for problem in error.errors(include_url=False, include_input=False):
         path = _path(problem["loc"])

@@ -51,7 +51,6 @@ class EngineSpec:
     args: dict[str, Any]
     env: dict[str, str]
     max_ongoing: int
-    generates: bool = True
     load_timeout_s: float = 900.0
 
 

