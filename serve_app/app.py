@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.config import Config, Model, parse_config
+from serve_app.config import Config, Model, deployment_name, parse_config
 from serve_app.models.lazy_pool import LazyPool
 from serve_app.models.replicas import PUBLISH_EVERY_S
 from serve_app.models.resident import Resident
@@ -25,9 +24,7 @@ POOL = "LazyPool"
 def build(args: dict[str, Any]) -> Application:
     """Build the application from the `args` of a deployment file. Raises `ConfigError` for wrong ones."""
     config = parse_config(args)
-    residents = {
-        model.id: (resident_name(model), _resident(config, model)) for model in config.residents
-    }
+    residents = {model.id: (deployment_name(model), _resident(config, model)) for model in config.residents}
     pool = (POOL, _pool(config)) if config.lazy else None
     router = serve.deployment(
         Router,
@@ -42,13 +39,8 @@ def build(args: dict[str, Any]) -> Application:
     return router.bind(config.model_dump(), residents, pool)
 
 
-def resident_name(model: Model) -> str:
-    """The deployment's name in the Ray dashboard."""
-    return "Resident-" + re.sub(r"[^A-Za-z0-9._-]+", "-", model.id)
-
-
 def _resident(config: Config, model: Model) -> Application:
-    name = resident_name(model)
+    name = deployment_name(model)
     deployment = serve.deployment(
         Resident,
         name=name,

@@ -13,7 +13,11 @@ from serve_app.config import ConfigError
 from serve_app.fetch import MODELS, FetchError, fetch, verify
 
 app = typer.Typer(
-    help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+    help=__doc__,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 models_app = typer.Typer(help="Model files that come from packages.", no_args_is_help=True)
 app.add_typer(models_app, name="models")

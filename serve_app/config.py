@@ -40,7 +40,7 @@ class ConfigError(ValueError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Thinking(_Strict):
@@ -128,12 +128,13 @@ class Model(_Strict):
     tier: Tier
     source: str = Field("", description="Hub id, or a path (relative: below models_dir).")
     context: Annotated[int, Field(ge=16)] = Field(description="Tokens of prompt and answer together.")
-    abilities: list[Ability] = Field(default_factory=lambda: ["chat", "completions"])
+    abilities: list[Ability] = ["chat", "completions"]
     thinking: Thinking = Thinking()
     sampling: SamplingByMode = SamplingByMode()
     priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="Memory of the running engine: weights, KV cache, processes. GPU memory where GPUs are used."
+        1.0,
+        description="Memory of the running engine: weights, KV cache, processes. GPU memory where GPUs are used.",
     )
     max_ongoing_requests: Annotated[int, Field(ge=1)] = Field(
         256, description="Requests in flight in one replica; the next is refused with 503, exactly."
@@ -207,7 +208,8 @@ class Pool(_Strict):
         20, description="A loaded model stays at least this long, whatever else is wanted."
     )
     ageing_s: Annotated[float, Field(ge=0)] = Field(
-        60, description="A model that waits this long for room gets it from a busy one, once that has drained."
+        60,
+        description="A model that waits this long for room gets it from a busy one, once that has drained.",
     )
     backoff_s: Annotated[float, Field(gt=0)] = Field(
         10, description="After a failed load its model is refused this long, doubling to 32 times."
@@ -276,6 +278,13 @@ class Config(_Strict):
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
         return self
 
+    @model_validator(mode="after")
+    def _deployment_names(self) -> Self:
+        names = Counter(deployment_name(model) for model in self.residents)
+        if doubled := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"models: two resident models would both be deployed as {doubled[0]}; rename one id")
+        return self
+
     @property
     def residents(self) -> Sequence[Model]:
         """The models that are always loaded, in the order of the file; the first one answers `auto`."""
@@ -305,6 +314,11 @@ class Config(_Strict):
             max_ongoing=model.max_ongoing_requests,
             load_timeout_s=model.load_timeout_s,
         )
+
+
+def deployment_name(model: Model) -> str:
+    """What a resident model's deployment is called in Serve and the Ray dashboard."""
+    return "Resident-" + re.sub(r"[^A-Za-z0-9._-]+", "-", model.id)
 
 
 def resolve_dir(path: str) -> Path:

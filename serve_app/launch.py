@@ -169,7 +169,13 @@ def _on_gpu(model: Model) -> bool:
 def _serve_run(target: Path, log: Any) -> subprocess.Popen[bytes]:
     command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(target)]
     # Token authentication is Ray's default from 2.60 on; said here, Ray does not warn about it.
-    environment = {"RAY_AUTH_MODE": "token", **os.environ, "PYTHONUNBUFFERED": "1"}
+    # Workers run at niceness 15 otherwise, and every other program on the machine goes first.
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_worker_niceness": "0",
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+    }
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     # Of its own session, so that a Ctrl-C in the terminal comes to us alone and is passed on once.
     return subprocess.Popen(
@@ -267,7 +273,10 @@ def _say_ready(config: Config, took_s: float, console: Console) -> None:
     )
     names = ", ".join(model.id for model in config.residents)
     lazy = ", ".join(model.id for model in config.lazy)
-    console.print(f"Ready after {took_s:.0f} s. Hot: {names}." + (f" On demand: {lazy}." if lazy else ""), highlight=False)
+    console.print(
+        f"Ready after {took_s:.0f} s. Hot: {names}." + (f" On demand: {lazy}." if lazy else ""),
+        highlight=False,
+    )
     console.print(f"Try it:\n  {curl}", highlight=False, soft_wrap=True)
     console.print(f"Switchyard is ready at {_url(config)} (Ctrl-C stops it)", highlight=False, soft_wrap=True)
 

@@ -191,9 +191,7 @@ def install(venv: Path, engine: str) -> None:
     """Install the project with its engine and the development tools, as pyproject.toml declares them."""
     requirement = read_project()["project"]["optional-dependencies"][engine][0]
     package, version = requirement.split("==")
-    say(
-        f"installing {package} {version} and the rest (about {NEEDS[engine][0]} MB to download, some minutes)"
-    )
+    say(f"installing {package} {version} and the rest (about {NEEDS[engine][0]} MB to download, some minutes)")
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--retries", "2", "--progress-bar", "off"]
     project_with_extras = ["--editable", f"{ROOT}[{engine},dev]"]
     done, output = run([*pip, *project_with_extras], venv)

@@ -76,8 +76,18 @@ class Engine(Protocol):
 
     spec: EngineSpec
     address: Address
-    phase: Phase
-    in_flight: int
+
+    @property
+    def phase(self) -> Phase:
+        """What the engine is doing."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight, as last reported."""
+
+    @property
+    def served(self) -> int:
+        """Requests finished since the start, as last reported."""
 
     async def start(self) -> None:
         """Return once the first token was generated. Raises `EngineError`; nothing is left running then."""
@@ -121,5 +131,3 @@ class Runtime(Protocol):
 
     def serve(self, spec: EngineSpec, report: ReportPhase) -> AbstractAsyncContextManager[ServedApp]:
         """Start the engine; the app is ready and warm when the context is entered."""
-
-

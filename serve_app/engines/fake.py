@@ -59,10 +59,10 @@ class Script:
 
     def for_request(self, body: dict[str, Any]) -> Script:
         """The script with what this request asks for in `fake[...]`."""
-        found = _OVERRIDE.search(str(body.get("messages") or body.get("prompt") or ""))
+        found = _OVERRIDE.search(_last_text(body))
         if not found:
             return self
-        types = {field.name: type(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        types: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(self)}
         pairs = [part.split("=", 1) for part in found[1].split(",") if "=" in part]
         return dataclasses.replace(self, **{key: types[key](value) for key, value in pairs if key in types})
 
@@ -70,6 +70,12 @@ class Script:
         """The answer as tokens, at most `limit`."""
         words = self.text.split(" ") if self.text else [f"t{i:03d}" for i in range(self.tokens)]
         return [word if i == 0 else " " + word for i, word in enumerate(words)][:limit]
+
+
+def _last_text(body: dict[str, Any]) -> str:
+    messages = body.get("messages")
+    content = messages[-1].get("content") if messages else body.get("prompt")
+    return content if isinstance(content, str) else orjson.dumps(content).decode()
 
 
 def preload() -> None:
@@ -114,12 +120,13 @@ class _FakeServer:
 
     async def generate(self, request: Request) -> Response:
         body = orjson.loads(await request.body())
-        script = self.script.for_request(body)
+        try:
+            script = self.script.for_request(body)
+        except ValueError as error:
+            return _error(400, f"fake[...]: {error}", "BadRequestError")
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or script.context
         if limit > script.context:
-            return _error(
-                400, f"This model's maximum context length is {script.context} tokens.", "BadRequestError"
-            )
+            return _error(400, f"This model's maximum context length is {script.context} tokens.", "BadRequestError")
         reply = _Reply(chat="messages" in body, body=body, model=self.model_id, script=script, limit=limit)
         if body.get("stream"):
             return StreamingResponse(_pieces(reply.stream(), script.cut), media_type="text/event-stream")
@@ -204,7 +211,12 @@ class _Reply:
         else:
             choice["text"] = text
         return JSONResponse(
-            {**self.frame(""), "choices": [choice], "usage": self.usage(len(words)), "fake_request": self.body}
+            {
+                **self.frame(""),
+                "choices": [choice],
+                "usage": self.usage(len(words)),
+                "fake_request": self.body,
+            }
         )
 
     async def stream(self) -> AsyncIterator[bytes]:

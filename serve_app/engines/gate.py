@@ -108,7 +108,14 @@ class Gate:
 
 async def _answer(send: Send, status: int, message: str, refusal: Refusal | None) -> None:
     body = orjson.dumps(
-        {"error": {"message": message, "type": "server_error", "param": None, "code": refusal and refusal.value}}
+        {
+            "error": {
+                "message": message,
+                "type": "server_error",
+                "param": None,
+                "code": refusal and refusal.value,
+            }
+        }
     )
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if refusal:

@@ -4,8 +4,9 @@ Started by `process.EngineProcess` as `python -m serve_app.engines.host KIND`. I
 (a *standby host* stops there and waits), then obeys one JSON command a line on stdin and reports one JSON
 event a line on what was its stdout:
 
-    commands  start {spec, address, secret} · close_if_idle · close · stop
-    events    standby · phase {phase} · ready {load_s} · in_flight {n} · closed {ok} · failed {message} · dead
+    commands  start {spec, address, secret} · close_if_idle {number} · close {number} · stop
+    events    standby · phase {phase} · ready {load_s} · activity {in_flight, served} · failed {message} · dead
+              closed {number, ok, in_flight}
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
 engine outlives its replica.
@@ -97,6 +98,12 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def _take_ordinary_priority() -> None:
+    """Ray runs its workers at niceness 15, and we are a worker's child; as root we may undo it."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
 def load_runtime(kind: EngineKind) -> Runtime:
     """The module that runs engines of this kind. Imported here only, so a fake engine never imports vLLM."""
     module = importlib.import_module({"vllm": "serve_app.engines.vllm", "fake": "serve_app.engines.fake"}[kind])
@@ -136,7 +143,7 @@ class _Listener:
         await self.server.serve(sockets=[self._sock])
 
     async def started(self) -> None:
-        while not self.server.started:
+        while not self.server.started:  # noqa: ASYNC110 # uvicorn has no event for it
             await asyncio.sleep(0.005)
 
 
@@ -177,26 +184,30 @@ def _obey(commands: Commands, gate: Gate, events: Events, stop: asyncio.Event) -
     def on_loop(command: dict[str, Any]) -> None:
         match command["cmd"]:
             case "close_if_idle":
-                events.send("closed", ok=gate.close_if_idle())
+                ok = gate.close_if_idle()
+                events.send("closed", number=command["number"], ok=ok, in_flight=gate.in_flight)
             case "close":
                 gate.close()
-                events.send("closed", ok=True)
+                events.send("closed", number=command["number"], ok=True, in_flight=gate.in_flight)
             case "stop":
                 gate.close()
                 stop.set()
 
-    commands.deliver_to(lambda command: loop.call_soon_threadsafe(on_loop, command))
+    def from_thread(command: dict[str, Any]) -> None:
+        loop.call_soon_threadsafe(on_loop, command)
+
+    commands.deliver_to(from_thread)
 
 
 async def _watch(
     served: ServedApp, gate: Gate, events: Events, stop: asyncio.Event, serving: asyncio.Task[None]
 ) -> None:
-    """Report the count in flight, and the engine's death; return when it is time to go."""
-    reported = 0
+    """Report what is served, and the engine's death; return when it is time to go."""
+    reported = (0, 0)
     while not stop.is_set() and not serving.done():
-        if gate.in_flight != reported:
-            reported = gate.in_flight
-            events.send("in_flight", n=reported)
+        if (gate.in_flight, gate.served) != reported:
+            reported = (gate.in_flight, gate.served)
+            events.send("activity", in_flight=gate.in_flight, served=gate.served)
         if served.dead():
             gate.dead = True
             events.send("dead")
@@ -214,6 +225,7 @@ def main() -> None:
     os.dup2(2, 1)  # what libraries print must not mix with the events
     # Ctrl-C in a terminal reaches the whole foreground group; only the supervisor decides when a host ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _take_ordinary_priority()
     os.register_at_fork(after_in_child=_die_with_parent)
     commands = Commands()
     commands.start()

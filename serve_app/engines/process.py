@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import dataclasses
+import itertools
 import logging
 import os
 import re
@@ -14,7 +15,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -39,7 +39,7 @@ def reserve_port(host: str) -> tuple[Address, socket.socket]:
     model keeps its address over restarts, and a stopped one refuses connections at once.
     """
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Not SO_REUSEADDR: with it the kernel may choose the same port twice while nobody listens on it.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     sock.bind((host, 0))
     return Address(host, sock.getsockname()[1]), sock
@@ -54,13 +54,14 @@ class StandbyHost:
         self.ready = asyncio.Event()
         self.phase = Phase.STANDBY
         self.in_flight = 0
+        self.served = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.failure: str | None = None
+        self.began = False
         self.started = asyncio.Event()
         self.exited = asyncio.Event()
-        self.dead = False
-        self.closed: asyncio.Queue[bool] = asyncio.Queue()
-        self.on_change: Callable[[], None] = lambda: None
+        self._closing: dict[int, asyncio.Future[bool]] = {}
+        self._commands = itertools.count()
         self._tasks = [
             asyncio.create_task(self._read_events()),
             asyncio.create_task(self._read_log()),
@@ -94,6 +95,17 @@ class StandbyHost:
         with contextlib.suppress(ConnectionError, RuntimeError):
             self.process.stdin.write(orjson.dumps({"cmd": cmd, **fields}) + b"\n")
 
+    async def ask_to_close(self, cmd: str) -> bool:
+        """Send one of the closing commands; whether the host has closed. False if it is gone."""
+        number = next(self._commands)
+        answer = self._closing[number] = asyncio.get_running_loop().create_future()
+        try:
+            self.send(cmd, number=number)
+            await _first_of(answer, self.exited.wait())
+            return answer.done() and not answer.cancelled() and answer.result()
+        finally:
+            del self._closing[number]
+
     def kill(self) -> None:
         """End the child and everything it started. It leads a process group of its own."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -122,31 +134,35 @@ class StandbyHost:
 
     async def _read_events(self) -> None:
         assert self.process.stdout
-        async for line in self.process.stdout:
-            event = orjson.loads(line)
-            match event["event"]:
-                case "standby":
-                    self.ready.set()
-                case "phase":
-                    self.phase = Phase(event["phase"])
-                case "ready":
-                    self.phase = Phase.READY
-                    self.started.set()
-                case "in_flight":
-                    self.in_flight = event["n"]
-                case "closed":
-                    self.closed.put_nowait(event["ok"])
-                case "dead":
-                    self.dead = True
-                case "failed":
-                    self.failure = event["message"]
-            self.on_change()
+        try:
+            async for line in self.process.stdout:
+                self._take(orjson.loads(line))
+        except ValueError as error:
+            logger.error("an engine host sent what is no event, and is ended: %s", error)
+            self.kill()
         await self.process.wait()
         # A host that was killed alone leaves its engine core behind; nothing of the group may live on.
         self.kill()
         self.phase, self.in_flight = Phase.STOPPED, 0
         self.exited.set()
-        self.on_change()
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "standby":
+                self.ready.set()
+            case "phase":
+                self.phase, self.began = Phase(event["phase"]), True
+            case "ready":
+                self.phase = Phase.READY
+                self.started.set()
+            case "activity":
+                self.in_flight, self.served = event["in_flight"], event["served"]
+            case "closed":
+                self.in_flight = event["in_flight"]
+                if (waiting := self._closing.get(event["number"])) and not waiting.done():
+                    waiting.set_result(event["ok"])
+            case "failed":
+                self.failure = event["message"]
 
     async def _read_log(self) -> None:
         assert self.process.stderr
@@ -166,7 +182,13 @@ class EngineProcess:
     """The `Engine` that the deployments use: one model in one host process."""
 
     def __init__(
-        self, spec: EngineSpec, address: Address, *, secret: str, log_level: str = "warning", standby: StandbyHost | None = None
+        self,
+        spec: EngineSpec,
+        address: Address,
+        *,
+        secret: str,
+        log_level: str = "warning",
+        standby: StandbyHost | None = None,
     ) -> None:
         self.spec = spec
         self.address = address
@@ -174,7 +196,6 @@ class EngineProcess:
         self._log_level = log_level
         self._host = standby
         self._wanted_end = False
-        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def phase(self) -> Phase:
@@ -187,6 +208,11 @@ class EngineProcess:
         return self._host.in_flight if self._host else 0
 
     @property
+    def served(self) -> int:
+        """Requests served since the start, as last reported by the host."""
+        return self._host.served if self._host else 0
+
+    @property
     def pid(self) -> int | None:
         """The host's process, for whoever wants to look (or to kill it in a test)."""
         return self._host.process.pid if self._host else None
@@ -194,10 +220,18 @@ class EngineProcess:
     async def start(self) -> None:
         """See `Engine.start`."""
         began = time.monotonic()
-        if self._host is None:
+        if self._host:
+            await self._run_in(self._host)
+        if self._host is None or (self._host.exited.is_set() and not self._host.began):
+            # No standby, or it was killed while it stood by: that says nothing about the model.
             self._host = await StandbyHost.spawn(self.spec.kind, self._log_level)
-        host = self._host
-        host.on_change = lambda: self.on_change()
+            await self._run_in(self._host)
+        if self._host.exited.is_set():
+            raise EngineError(f"{self.spec.model_id} could not start: {self._host.cause()}")
+        logger.info("%s is ready after %.1f s", self.spec.model_id, time.monotonic() - began)
+
+    async def _run_in(self, host: StandbyHost) -> None:
+        """Have the host run the model; returns when it is ready or has ended."""
         try:
             async with asyncio.timeout(self.spec.load_timeout_s):
                 await _first_of(host.ready.wait(), host.exited.wait())
@@ -209,16 +243,14 @@ class EngineProcess:
                 )
                 await _first_of(host.started.wait(), host.exited.wait())
         except TimeoutError:
+            phase = host.phase
             await self._end(host)
             raise EngineError(
-                f"{self.spec.model_id} was not ready after {self.spec.load_timeout_s:g} s; it was {host.phase}"
+                f"{self.spec.model_id} was not ready after {self.spec.load_timeout_s:g} s; it was {phase}"
             ) from None
         except asyncio.CancelledError:
             await self._end(host)
             raise
-        if host.exited.is_set():
-            raise EngineError(f"{self.spec.model_id} could not start: {host.cause()}")
-        logger.info("%s is ready after %.1f s", self.spec.model_id, time.monotonic() - began)
 
     async def close_if_idle(self) -> bool:
         """See `Engine.close_if_idle`."""
@@ -239,10 +271,9 @@ class EngineProcess:
 
     async def _ask_to_close(self, command: str) -> bool:
         host = self._host
-        if host is None or host.exited.is_set():
+        if host is None or host.phase is not Phase.READY:
             return False
-        host.send(command)
-        return bool(await _first_of(host.closed.get(), host.exited.wait()))
+        return await host.ask_to_close(command)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """See `Engine.stop`. The host gets `grace_s` to end by itself; then it is killed."""

@@ -7,6 +7,8 @@ of; it is not documented as an API, and `tests/contract` runs all of it on the r
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import functools
 import glob
 import importlib
@@ -83,11 +85,26 @@ def _has_cuda() -> bool:
 
 def preload() -> None:
     """Import what an engine needs, so that one forked from this process starts in seconds."""
+    os.register_at_fork(after_in_child=_bind_compute_threads)
     for name in _PRELOADED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             logging.getLogger(__name__).debug("not preloaded: %s: %s", name, error)
+
+
+def _bind_compute_threads() -> None:
+    """What vLLM's CPU worker asks of OpenMP when it is spawned, done for one that is forked.
+
+    vLLM 0.32 sets `GOMP_CPU_AFFINITY` around the worker's start; libgomp reads it only when it is loaded, and
+    in a fork it is loaded already. Without this the worker computes with the wrong number of threads and
+    shares its core with the engine core, which waits busily: 20 % fewer tokens a second on two cores.
+    """
+    if cores := os.environ.get("GOMP_CPU_AFFINITY"):
+        numbers = [int(core) for core in cores.split()]
+        os.sched_setaffinity(0, numbers)
+        with contextlib.suppress(OSError):
+            ctypes.CDLL("libgomp.so.1").omp_set_num_threads(len(numbers))
 
 
 @functools.cache

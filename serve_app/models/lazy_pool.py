@@ -25,7 +25,7 @@ _GB = 1_000_000_000
 class LazyPool:
     """One replica of the pool. Nothing is loaded until somebody asks for it."""
 
-    async def __init__(self, config_args: dict[str, Any], drain_s: float) -> None:
+    async def __init__(self, config_args: dict[str, Any], drain_s: float) -> None:  # type: ignore[misc] # Serve awaits it
         config = Config.model_validate(config_args)
         log.configure(config.log_level)
         self._drain_s = drain_s
@@ -150,4 +150,4 @@ def _lazy_models(config: Config) -> Mapping[str, LazyModel]:
 def _own_replica_id() -> str:
     from ray import serve
 
-    return serve.get_replica_context().replica_id.unique_id
+    return str(serve.get_replica_context().replica_id.unique_id)

@@ -22,6 +22,7 @@ class PublishedModel:
     progress: float = 0.0
     in_flight: int = 0
     expected_load_s: float = 0.0
+    loads: int = 0
     failure: str = ""
 
 

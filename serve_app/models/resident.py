@@ -23,7 +23,9 @@ _RESTART_WINDOW_S = 600.0
 class Resident:
     """One replica of a resident model. Ready, for Serve, once the model has generated a token."""
 
-    async def __init__(self, spec: EngineSpec, host: str, log_level: str, drain_s: float) -> None:
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, spec: EngineSpec, host: str, log_level: str, drain_s: float
+    ) -> None:
         log.configure(log_level)
         self._spec = spec
         self._log_level = log_level
@@ -76,6 +78,7 @@ class Resident:
             state="awake" if ready else "loading",
             in_flight=self._engine.in_flight,
             expected_load_s=round(self._load_s, 1),
+            loads=1 + len(self._restarts),
         )
         return published({self._spec.model_id: model}, moving=self._problem is None)
 

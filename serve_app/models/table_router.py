@@ -14,7 +14,7 @@ from serve_app.models import replicas as table
 _RANKS = {"awake": 0, "loading": 1}
 
 
-class TableRouter(RequestRouter):
+class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
     """One deployment's table in this process, and the choice of the replica that a control call goes to."""
 
     def initialize_state(self, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 
 from serve_app.engines.base import Engine, EngineError, Phase
@@ -25,6 +25,7 @@ _TICK_S = 0.25
 _STUCK_S = 5.0
 _STOP_GRACE_S = 5.0
 _DRAIN_LIMIT_S = 3600.0
+_RETRY_AFTER_S = 2.0
 
 
 class Refused(Exception):
@@ -37,12 +38,16 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it loads."""
+    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it loads.
+
+    `loads` counts the loads that were begun since the replica started.
+    """
 
     state: str
     progress: float
     in_flight: int
     expected_load_s: float
+    loads: int
     failure: str
 
 
@@ -63,6 +68,7 @@ class ResidencyManager:
         self._clock = clock
         self._expected_load_s = dict(expected_load_s)
         self._load_began: dict[str, float] = {}
+        self._loads: Counter[str] = Counter()
         self._engines: dict[str, Engine] = {}
         self._waiters: defaultdict[str, set[asyncio.Future[Engine]]] = defaultdict(set)
         self._events: asyncio.Queue[policy.Event] = asyncio.Queue()
@@ -70,23 +76,35 @@ class ResidencyManager:
         self._last_turn = clock()
         self._loop_task: asyncio.Task[None] | None = None
         self._stuck_engine: str | None = None
-        self._reported: dict[str, int] = {}
+        self._closing = False
+        self._reported: dict[str, tuple[int, int]] = {}
 
     def start(self) -> None:
         """Begin to work, in the running event loop."""
         self._loop_task = asyncio.create_task(self._run(), name="residency")
 
     async def close(self, drain_s: float) -> None:
-        """Let what is in flight finish, at most `drain_s`, and end every engine."""
-        await asyncio.gather(*(engine.drain(drain_s) for engine in self._engines.values()))
+        """Refuse who waits, let what is in flight finish, at most `drain_s`, and end every engine."""
+        self._closing = True
         if self._loop_task:
             self._loop_task.cancel()
         for effect in self._effects:
             effect.cancel()
-        await asyncio.gather(*(engine.stop(_STOP_GRACE_S) for engine in list(self._engines.values())))
+        for model in list(self._waiters):
+            for waiter in self._take_waiters(model):
+                waiter.set_exception(_closing())
+        engines = list(self._engines.values())
+        # One that still loads would answer only when it is done.
+        await asyncio.gather(*(engine.drain(drain_s) for engine in engines if engine.phase is Phase.READY))
+        await asyncio.gather(*(engine.stop(_STOP_GRACE_S) for engine in engines), return_exceptions=True)
 
     async def acquire(self, model: str) -> Engine:
         """Wait until the model is awake; loads it if need be. Raises `Refused`."""
+        if self._closing:
+            raise _closing()
+        if model not in self._expected_load_s:
+            # A Router of another version of the configuration; it must not end the loop.
+            raise Refused("unknown_model", "this pool does not have it", _RETRY_AFTER_S)
         waiter: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._waiters[model].add(waiter)
         self._events.put_nowait(policy.Wanted(model))
@@ -120,12 +138,13 @@ class ResidencyManager:
             engine = self._engines.get(model)
             progress = 0.0
             if stage is Stage.LOADING:
-                progress = min(0.99, (now - self._load_began.get(model, now)) / expected)
+                progress = min(0.99, (now - self._load_began.get(model, now)) / max(expected, 0.001))
             found[model] = ModelStatus(
                 state="failed" if failure and stage is Stage.STOPPED else stage.value,
                 progress=round(progress, 2),
                 in_flight=engine.in_flight if engine else 0,
                 expected_load_s=round(expected, 1),
+                loads=self._loads[model],
                 failure=failure,
             )
         return found
@@ -138,10 +157,17 @@ class ResidencyManager:
             except TimeoutError:
                 event = policy.Tick()
             self._take(event)
+            match event:
+                case policy.Died(model) if self._policy.stage(model) is not Stage.UNLOADING:
+                    self._engines.pop(model, None)
+                case policy.StillBusy(model):
+                    # What was reported during the unload was not heard.
+                    self._reported.pop(model, None)
             for model, engine in self._engines.items():
-                if engine.in_flight != self._reported.get(model, 0):
-                    self._reported[model] = engine.in_flight
-                    self._take(policy.InFlight(model, engine.in_flight))
+                activity = (engine.in_flight, engine.served)
+                if activity != self._reported.get(model):
+                    self._reported[model] = activity
+                    self._take(policy.Activity(model, engine.in_flight))
 
     def _take(self, event: policy.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
@@ -170,32 +196,35 @@ class ResidencyManager:
 
     async def _load(self, model: str) -> None:
         began = self._load_began[model] = self._clock()
-        engine = self._new_engine(model)
-        self._engines[model] = engine
+        self._loads[model] += 1
         logger.info("loading %s", model)
         try:
+            engine = self._engines[model] = self._new_engine(model)
             await engine.start()
         except EngineError as error:
-            del self._engines[model]
+            self._engines.pop(model, None)
             logger.error("%s", error)
             self._events.put_nowait(policy.LoadFailed(model, str(error)))
             return
         except Exception as error:
-            del self._engines[model]
+            self._engines.pop(model, None)
             logger.exception("loading %s failed", model)
             self._events.put_nowait(policy.LoadFailed(model, f"{type(error).__name__}: {error}"))
             return
         self._expected_load_s[model] = self._clock() - began
-        self._reported[model] = 0
+        self._reported[model] = (0, 0)
         self._events.put_nowait(policy.Loaded(model))
         self._spawn(self._mourn(model, engine))
 
     async def _mourn(self, model: str, engine: Engine) -> None:
         """Report an engine that ends without having been told to."""
         reason = await engine.wait_exit()
-        if self._engines.get(model) is engine and self._policy.stage(model) is not Stage.UNLOADING:
-            del self._engines[model]
+        # An unload reports the end itself, unless it found a request and gave up just before.
+        while self._engines.get(model) is engine and self._policy.stage(model) is Stage.UNLOADING:  # noqa: ASYNC110 # rare, and short
+            await asyncio.sleep(_TICK_S)
+        if self._engines.get(model) is engine:
             logger.error("%s has died: %s", model, reason)
+            # It is kept until the policy knows: what is decided meanwhile still finds it.
             self._events.put_nowait(policy.Died(model, reason))
 
     async def _unload(self, model: str, drain: bool) -> None:
@@ -213,3 +242,7 @@ class ResidencyManager:
             return
         del self._engines[model]
         self._events.put_nowait(policy.Unloaded(model))
+
+
+def _closing() -> Refused:
+    return Refused("closing", "its replica is shutting down", _RETRY_AFTER_S)

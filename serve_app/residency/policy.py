@@ -70,11 +70,11 @@ class Unwanted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class InFlight:
-    """The engine reports how many requests it serves."""
+class Activity:
+    """The engine has taken or finished requests since its last report; so many are in flight now."""
 
     model: str
-    count: int
+    in_flight: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = Wanted | Unwanted | InFlight | Loaded | LoadFailed | Unloaded | StillBusy | Died | Tick
+Event = Wanted | Unwanted | Activity | Loaded | LoadFailed | Unloaded | StillBusy | Died | Tick
 
 # Actions
 
@@ -214,10 +214,11 @@ class Residency:
                 if not slot.waiting:
                     slot.wanted_since = None
                 return self._make_room(now)
-            case InFlight(model, count):
+            case Activity(model, in_flight):
                 slot = self._slots[model]
                 if slot.stage is Stage.AWAKE:
-                    slot.in_flight, slot.last_used = count, now
+                    # What was granted has arrived; from here on the count tells.
+                    slot.in_flight, slot.last_used, slot.lease_until = in_flight, now, now
                 return self._make_room(now)
             case Loaded(model):
                 return self._loaded(self._slots[model], now)
@@ -234,7 +235,7 @@ class Residency:
             case StillBusy(model):
                 slot = self._slots[model]
                 slot.enter(Stage.AWAKE, now)
-                slot.in_flight, slot.last_used = 1, now
+                slot.in_flight, slot.last_used, slot.lease_until = 1, now, now + LEASE_S
                 return [*self._grant(slot, now), *self._make_room(now)]
 
     def _wanted(self, slot: _Slot, now: float) -> list[Action]:
@@ -301,24 +302,22 @@ class Residency:
             return []
         idle = [slot for slot in self._slots.values() if slot.idle(now) and self._stayed(slot, now)]
         victims = _fewest(idle, missing)
-        drain = False
-        if not victims and now - (newcomer.wanted_since or now) >= self.limits.ageing_s:
+        # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
+        aged = newcomer.wanted_since is not None and now - newcomer.wanted_since >= self.limits.ageing_s
+        if not victims and aged:
             awake = [slot for slot in self._slots.values() if self._may_drain(slot, now)]
-            victims, drain = _fewest(awake, missing), True
+            victims = _fewest(awake, missing)
         for victim in victims:
             victim.enter(Stage.UNLOADING, now)
-        return [Unload(victim.model.id, drain=drain) for victim in victims]
+        return [Unload(victim.model.id, drain=aged) for victim in victims]
 
     def _stayed(self, slot: _Slot, now: float) -> bool:
         return now - slot.since >= self.limits.min_residency_s
 
     def _may_drain(self, slot: _Slot, now: float) -> bool:
-        return (
-            slot.stage is Stage.AWAKE
-            and not slot.waiting
-            and now >= slot.lease_until
-            and self._stayed(slot, now)
-        )
+        # Not the lease: a stream of grants would renew it for ever. Those the load was for had their time.
+        served = now - slot.since >= LEASE_S
+        return slot.stage is Stage.AWAKE and not slot.waiting and served and self._stayed(slot, now)
 
     def _bytes(self, slots: Iterable[_Slot]) -> int:
         return sum(slot.model.memory_bytes for slot in slots)
@@ -332,4 +331,8 @@ def _fewest(candidates: list[_Slot], missing: int) -> list[_Slot]:
             break
         chosen.append(slot)
         missing -= slot.model.memory_bytes
+    for slot in reversed(chosen):
+        if missing + slot.model.memory_bytes <= 0:
+            chosen.remove(slot)
+            missing += slot.model.memory_bytes
     return chosen if missing <= 0 else []

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.catalog import AUTO, catalog_of
 from serve_app.config import Config, Model
-from serve_app.errors import ApiError, model_not_found
+from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.cold import Acquire
 from serve_app.router.fleet import Fleet
 from serve_app.router.generate import Generate
@@ -24,6 +24,8 @@ from serve_app.router.relay import Relay
 from serve_app.routing.facts import Endpoint
 
 _CREATED = int(time.time())
+# Probes must see a full Router as alive.
+_ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 
 
 class RouterApp:
@@ -32,13 +34,13 @@ class RouterApp:
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine.
     """
 
-    def __init__(
-        self, config: Config, deployments: Mapping[str, str], acquire: Acquire, identity: str
-    ) -> None:
+    def __init__(self, config: Config, deployments: Mapping[str, str], acquire: Acquire, identity: str) -> None:
         self._identity = identity
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
         self.fleet = Fleet(self._catalog, deployments, acquire, self._relay)
+        self._max_open = config.router.max_connections
+        self._open = 0
         policy = policy_hash(config)
 
         def generate(endpoint: Endpoint) -> Generate:
@@ -60,8 +62,13 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        else:
-            await self._app(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            full = self._open > self._max_open and scope["path"] not in _ALWAYS_ANSWERED
+            await (_full if full else self._app)(scope, receive, send)
+        finally:
+            self._open -= 1
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         while True:
@@ -83,17 +90,21 @@ class RouterApp:
 
     async def models(self, request: Request) -> Response:
         """Every configured model with its state; loads nothing."""
-        default = self._catalog.models[self._catalog.default_id]
-        auto = {"id": AUTO, "object": "model", "created": _CREATED, "owned_by": "switchyard", "root": default.id}
         cards = [self._card(model) for model in self._catalog.models.values()]
-        return _json({"object": "list", "data": [*cards, auto]})
+        return _json({"object": "list", "data": [*cards, self._auto_card()]})
 
     async def model(self, request: Request) -> Response:
         """One model by its id or an alias; ids may hold slashes."""
+        if request.path_params["name"] == AUTO:
+            return _json(self._auto_card())
         model = self._catalog.find(request.path_params["name"])
         if model is None:
             raise model_not_found()
         return _json(self._card(model))
+
+    def _auto_card(self) -> dict[str, object]:
+        root = self._catalog.default_id
+        return {"id": AUTO, "object": "model", "created": _CREATED, "owned_by": "switchyard", "root": root}
 
     def _card(self, model: Model) -> dict[str, object]:
         status = self.fleet.status(model)
@@ -112,8 +123,17 @@ class RouterApp:
             "progress": status.progress,
             "in_flight": status.in_flight,
             "expected_wake_s": round(status.expected_load_s * (1 - status.progress), 1) if waking else 0,
+            "load_s": status.expected_load_s,
+            "loads": status.loads,
             "failure": status.failure or None,
         }
+
+
+async def _full(scope: Scope, receive: Receive, send: Send) -> None:
+    error = unavailable("The router is full.", code="overloaded", retry_after_s=1)
+    response = _error(error)
+    response.headers["retry-after"] = "1"
+    await response(scope, receive, send)
 
 
 def policy_hash(config: Config) -> str:

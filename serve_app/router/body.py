@@ -10,6 +10,8 @@ from starlette.types import Receive
 
 from serve_app.errors import ApiError, bad_request
 
+_DROPPED_FACTOR = 8
+
 
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
@@ -19,11 +21,13 @@ async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeo
     """The parsed body. Raises `ApiError` (400, 408, 413, 415) or `ClientGone`."""
     content_type = headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise ApiError(415, "The body must be JSON: send `content-type: application/json`.", code="unsupported_media_type")
+        raise ApiError(
+            415,
+            "The body must be JSON: send `content-type: application/json`.",
+            code="unsupported_media_type",
+        )
     if headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not accepted; send it plain.", code="unsupported_media_type")
-    if int(headers.get("content-length", 0)) > max_bytes:
-        raise _too_large(max_bytes)
     try:
         async with asyncio.timeout(timeout_s):
             raw = await _read(receive, max_bytes)
@@ -37,26 +41,24 @@ async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeo
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
-    message = await receive()
-    if message["type"] == "http.request" and not message.get("more_body"):
-        body: bytes = message.get("body", b"")
-        if len(body) > max_bytes:
-            raise _too_large(max_bytes)
-        return body
+    """All bytes of the body; what is too much is read and dropped, within reason.
+
+    A client that is still writing sees its connection reset, not our answer, if we answer and close at once.
+    """
     chunks: list[bytes] = []
     size = 0
     while True:
+        message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGone
-        chunk = message.get("body", b"")
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        chunks.append(chunk)
-        if not message.get("more_body"):
-            return b"".join(chunks)
-        message = await receive()
-
-
-def _too_large(max_bytes: int) -> ApiError:
-    return ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")
+        if size <= max_bytes:
+            chunks.append(chunk)
+        else:
+            chunks.clear()
+        if not message.get("more_body") or size > _DROPPED_FACTOR * max_bytes:
+            break
+    if size > max_bytes:
+        raise ApiError(413, f"The body is larger than {max_bytes} bytes.", code="request_too_large")
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)

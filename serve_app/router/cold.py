@@ -47,10 +47,13 @@ class ColdStarts:
     async def _wake(self, model: str) -> Target:
         try:
             answer = await self._acquire(model)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            # Nobody here cancels the call: when it is cancelled, its replica is going.
             # Serve's own faults: the pool's replica died, or none can be placed.
             raise unavailable(
-                f"{model} could not be loaded: {type(error).__name__}.", code="pool_unavailable", retry_after_s=5
+                f"{model} could not be loaded: {type(error).__name__}.",
+                code="pool_unavailable",
+                retry_after_s=5,
             ) from error
         if refused := answer.get("refused"):
             raise _refusal(model, refused)

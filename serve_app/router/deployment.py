@@ -31,7 +31,7 @@ def ingress() -> ASGIApp:
 class Router:
     """One replica of the front door. `residents`: by model id, the name of its deployment and its handle."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
         config_args: dict[str, Any],
         residents: dict[str, tuple[str, DeploymentHandle]],

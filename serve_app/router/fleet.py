@@ -27,15 +27,21 @@ class Fleet:
         self.cold = ColdStarts(acquire)
 
     def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
-        """An engine on which the model is awake, as far as this process knows; None if there is none."""
-        targets = {
+        """An engine that may answer for the model; None if this process knows of none that was not tried."""
+        replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
+        awake = {
             replica.id: Target(replica.id, replica.urls[model.id], replica.secret)
-            for replica in self._replicas(model)
-            if model.id in replica.urls and self._awake(replica, model)
+            for replica in replicas
+            if self._awake(replica, model)
         }
-        if (last := self.cold.last(model.id)) and last.replica_id not in targets:
-            targets[last.replica_id] = last
-        return choose(targets.values(), self._relay.in_flight.__getitem__, tried)
+        if (last := self.cold.last(model.id)) and last.replica_id not in awake:
+            awake[last.replica_id] = last
+        found = choose(awake.values(), self._relay.in_flight.__getitem__, tried)
+        if found is None and model.tier == "resident":
+            # What is published is up to a second old, and a port that nobody listens on says so at once.
+            every = (Target(replica.id, replica.urls[model.id], replica.secret) for replica in replicas)
+            found = choose(every, self._relay.in_flight.__getitem__, tried)
+        return found
 
     def _replicas(self, model: Model) -> tuple[Replica, ...]:
         return replicas_of(self._deployments[model.id])
@@ -49,9 +55,7 @@ class Fleet:
 
     def status(self, model: Model) -> PublishedModel:
         """The model over all replicas: its best state, and all its requests in flight."""
-        states = [
-            replica.models[model.id] for replica in self._replicas(model) if model.id in replica.models
-        ]
+        states = [replica.models[model.id] for replica in self._replicas(model) if model.id in replica.models]
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
@@ -62,6 +66,7 @@ class Fleet:
             progress=max(found.progress for found in states),
             in_flight=sum(found.in_flight for found in states),
             expected_load_s=best.expected_load_s,
+            loads=sum(found.loads for found in states),
             failure=best.failure,
         )
 
@@ -69,15 +74,9 @@ class Fleet:
         """Whether this Router can do its main job now, and the details: asked of the engines themselves."""
         residents = [model for model in self._catalog.models.values() if model.tier == "resident"]
         answers = await asyncio.gather(*(self._answers(model) for model in residents))
-        moving = all(
-            replica.moving
-            for name in set(self._deployments.values())
-            for replica in replicas_of(name)
-        )
+        moving = all(replica.moving for name in set(self._deployments.values()) for replica in replicas_of(name))
         models = {model.id: self.status(model).state for model in self._catalog.models.values()}
-        models |= {
-            model.id: "loading" for model, answer in zip(residents, answers, strict=True) if not answer
-        }
+        models |= {model.id: "loading" for model, answer in zip(residents, answers, strict=True) if not answer}
         return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}
 
     async def _answers(self, model: Model) -> bool:

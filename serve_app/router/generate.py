@@ -15,11 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.catalog import Catalog
 from serve_app.config import Model, RouterSettings
-from serve_app.errors import ApiError, unavailable
+from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import Target
 from serve_app.router.body import ClientGone, read_json
 from serve_app.router.fleet import Fleet
-from serve_app.router.relay import NotServed, Relay
+from serve_app.router.relay import NotServed, Relay, broken
 from serve_app.router.reply import Reply
 from serve_app.routing.decide import Decision, decide, engine_body
 from serve_app.routing.facts import Endpoint, Facts, read_facts
@@ -29,7 +29,9 @@ _PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/
 _PASSED_ON = ("traceparent", "tracestate")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
-_MAX_WAKES = 3
+_MAX_WAKES = 5
+_WAKE_PAUSE_S = 0.2
+_MAX_DEATHS = 1
 _FULL_RETRY_AFTER_S = 1.0
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
@@ -39,7 +41,13 @@ class Generate:
     """ASGI endpoint for one of the two generation APIs."""
 
     def __init__(
-        self, endpoint: Endpoint, catalog: Catalog, fleet: Fleet, relay: Relay, settings: RouterSettings, policy: str
+        self,
+        endpoint: Endpoint,
+        catalog: Catalog,
+        fleet: Fleet,
+        relay: Relay,
+        settings: RouterSettings,
+        policy: str,
     ) -> None:
         self._endpoint = endpoint
         self._catalog = catalog
@@ -47,16 +55,12 @@ class Generate:
         self._relay = relay
         self._settings = settings
         self._policy = policy
-        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         reply = Reply(send, stream=False)
         reply.headers["x-request-id"] = _request_id(headers)
-        self._open += 1
         try:
-            if self._open > self._settings.max_connections:
-                raise unavailable("The router is full.", code="overloaded", retry_after_s=_FULL_RETRY_AFTER_S)
             parsed = await read_json(
                 headers,
                 receive,
@@ -67,7 +71,7 @@ class Generate:
             facts = read_facts(parsed, self._endpoint)
             decision = decide(facts, self._catalog)
             model = self._catalog.models[decision.model_id]
-            body = orjson.dumps(engine_body(facts, decision, model))
+            body = _encoded(engine_body(facts, decision, model))
             self._explain(reply, decision, time.perf_counter() - began)
             reply.stream = facts.stream
             await _while_connected(receive, self._serve(model, facts, body, headers, reply))
@@ -75,8 +79,6 @@ class Generate:
             await reply.error(error)
         except ClientGone:
             pass
-        finally:
-            self._open -= 1
 
     def _explain(self, reply: Reply, decision: Decision, decision_s: float) -> None:
         reply.headers |= {
@@ -98,22 +100,30 @@ class Generate:
         passed["x-request-id"] = uuid.uuid4().hex
         tried: set[str] = set()
         wakes = 0
+        deaths = 0
         full = False
         while True:
             target = self._fleet.target(model, tried)
             if target is None and model.tier == "lazy" and not full:
                 if wakes == _MAX_WAKES:
                     raise self._absent(model)
+                # A pool hears of an engine's death a moment after we do.
+                await asyncio.sleep(_WAKE_PAUSE_S * wakes)
                 wakes += 1
                 tried.clear()
                 target = await self._wake(model, reply)
             if target is None:
-                raise self._full(model) if full else self._absent(model)
+                raise self._full(model) if full else broken("died") if deaths else self._absent(model)
             try:
                 await self._relay.run(target, _PATHS[facts.endpoint], body, passed, reply)
                 return
             except NotServed as not_served:
-                tried.add(target.replica_id)
+                deaths += not_served.died
+                if deaths > _MAX_DEATHS:
+                    raise broken(not_served.reason) from None
+                # A first death may have been of an idle connection to an engine that was started again since.
+                if not not_served.died:
+                    tried.add(target.replica_id)
                 full = full or not_served.reason == "full"
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
@@ -151,8 +161,18 @@ class Generate:
     def _absent(self, model: Model) -> ApiError:
         expected = self._fleet.status(model).expected_load_s
         return unavailable(
-            f"{model.id} is being started.", code="model_starting", retry_after_s=expected or _RESTART_RETRY_AFTER_S
+            f"{model.id} is being started.",
+            code="model_starting",
+            retry_after_s=expected or _RESTART_RETRY_AFTER_S,
         )
+
+
+def _encoded(body: dict[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(body)
+    except orjson.JSONEncodeError:
+        # orjson reads 1024 levels and writes 254.
+        raise bad_request("The body is nested too deeply.", code="invalid_json") from None
 
 
 def _request_id(headers: Headers) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import aiohttp
@@ -20,16 +20,23 @@ logger = logging.getLogger(__name__)
 _RETRY_AFTER_S = 2.0
 _ERROR_BODY_BYTES = 1 << 20
 _MESSAGE_CHARS = 600
+_EVENT_END = b"\n\n"
 _STREAM_END = b"data: [DONE]\n\n"
 _STREAM_ERROR = b'data: {"error"'
 
 
 class NotServed(Exception):
-    """The engine did nothing with the request: it may go elsewhere. `reason` is a word."""
+    """Nothing of an answer was sent: the request may go elsewhere. `reason` is a word.
 
-    def __init__(self, reason: str) -> None:
+    `died`: the engine had the request, perhaps, and dropped the connection. So does one that was killed while
+    our kept-alive connection to it was idle; but a request may also be what kills it, so it is tried only
+    once more.
+    """
+
+    def __init__(self, reason: str, *, died: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.died = died
 
 
 class Relay:
@@ -44,7 +51,10 @@ class Relay:
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=300)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=self._timeout, auto_decompress=False, cookie_jar=aiohttp.DummyCookieJar()
+                connector=connector,
+                timeout=self._timeout,
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
 
@@ -82,10 +92,13 @@ class Relay:
         except (aiohttp.ServerTimeoutError, TimeoutError):
             raise NotServed("connect timeout") from None
         except aiohttp.ClientError as error:
-            raise _broken(type(error).__name__) from None
+            raise NotServed(type(error).__name__, died=True) from None
         async with response:
             if refusal := response.headers.get(REFUSAL_HEADER):
                 raise NotServed(refusal)
+            if response.status == 403:
+                # Only a gate says this: another engine got the port of one that is gone.
+                raise NotServed("stranger")
             if response.status != 200:
                 raise await _engine_error(response)
             if reply.stream:
@@ -98,7 +111,7 @@ async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
     try:
         body = await response.read()
     except aiohttp.ClientError as error:
-        raise _broken(type(error).__name__) from None
+        raise broken(type(error).__name__) from None
     await reply.whole(200, b"application/json", body)
 
 
@@ -106,28 +119,49 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
     chunks = response.content.iter_any()
     try:
         # No status before the engine's first event: what fails at its first step is then still a status.
-        chunk = await anext(chunks, b"")
-        if not chunk:
-            raise _broken("empty stream")
+        chunk = await _first_event(chunks)
+        if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
+            raise broken("empty stream")
         if chunk.startswith(_STREAM_ERROR):
             raise _stream_error(chunk)
         await reply.start_stream()
-        tail = b""
+        whole = rest = b""
         while chunk:
-            await reply.chunk(chunk)
-            tail = chunk if len(chunk) >= len(_STREAM_END) else tail[-len(_STREAM_END) :] + chunk
+            # Whole events only: were half of one passed on and the engine died, no valid event could follow.
+            whole, rest = _split(rest + chunk if rest else chunk)
+            await reply.chunk(whole)
             chunk = await anext(chunks, b"")
     except aiohttp.ClientError as error:
-        raise _broken(type(error).__name__) from None
-    if not tail.endswith(_STREAM_END):
-        raise _broken("cut stream")
+        raise broken(type(error).__name__) from None
+    if rest or not whole.endswith(_STREAM_END):
+        raise broken("cut stream")
     await reply.end()
 
 
-def _broken(how: str) -> ApiError:
+async def _first_event(chunks: AsyncIterator[bytes]) -> bytes:
+    """What came until the first event was whole, or all there is."""
+    head = b""
+    while _EVENT_END not in head and (chunk := await anext(chunks, b"")):
+        head += chunk
+    return head
+
+
+def _split(data: bytes) -> tuple[bytes, bytes]:
+    """The whole events, and the beginning of the next one."""
+    if data.endswith(_EVENT_END):
+        return data, b""
+    end = data.rfind(_EVENT_END)
+    end = end + len(_EVENT_END) if end >= 0 else 0
+    return data[:end], data[end:]
+
+
+def broken(how: str) -> ApiError:
+    """The error for an engine that died with the request."""
     logger.warning("an engine broke off: %s", how)
     return unavailable(
-        "The engine died while it answered; it is being restarted.", code="engine_died", retry_after_s=_RETRY_AFTER_S
+        "The engine died while it answered; it is being restarted.",
+        code="engine_died",
+        retry_after_s=_RETRY_AFTER_S,
     )
 
 
@@ -143,7 +177,12 @@ def _stream_error(chunk: bytes) -> ApiError:
 
 async def _engine_error(response: aiohttp.ClientResponse) -> ApiError:
     """An engine's refusal in our shape."""
-    raw = await response.content.read(_ERROR_BODY_BYTES)
+    raw = b""
+    try:
+        while part := await response.content.read(_ERROR_BODY_BYTES - len(raw)):
+            raw += part
+    except aiohttp.ClientError as error:
+        raise broken(type(error).__name__) from None
     try:
         fields = orjson.loads(raw)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
@@ -158,7 +197,7 @@ def _as_api_error(status: int, fields: Any) -> ApiError:
     """
     fields = fields if isinstance(fields, dict) else {}
     message = _without_input(str(fields.get("message") or "The engine refused the request."))
-    if status >= 500:
+    if not 400 <= status < 500:
         return unavailable(
             "The engine failed on this request; try again.", code="engine_error", retry_after_s=_RETRY_AFTER_S
         )
@@ -176,4 +215,4 @@ def _without_input(message: str) -> str:
     """vLLM's validation messages quote what the client sent under `input`; ours do not."""
     for marker in ("'input':", '"input":', "input_value=", "input="):
         message = message.split(marker, 1)[0]
-    return message.rstrip(" ,{[(")[:_MESSAGE_CHARS]
+    return message.rstrip(" ,{[(")[:_MESSAGE_CHARS] or "The engine refused a value in the request."

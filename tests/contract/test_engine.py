@@ -1,0 +1,222 @@
+"""One set of behaviours for every engine: the scripted one and vLLM itself, each in a host process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+
+from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineError, EngineSpec, Phase
+from serve_app.engines.process import EngineProcess, StandbyHost, reserve_port
+
+MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().parents[2] / ".models").absolute()
+SECRET = "contract"
+PLACES = 3
+CHAT = "/v1/chat/completions"
+
+SPECS = {
+    "fake": EngineSpec("m", "fake", "", {"tokens": 2000, "tpot_s": 0.005, "context": 1024}, {}, PLACES),
+    "vllm": EngineSpec(
+        "m",
+        "vllm",
+        str(MODELS_DIR / "smollm2-135m-instruct"),
+        {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 8},
+        {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        PLACES,
+        load_timeout_s=120,
+    ),
+}
+BROKEN = {
+    "fake": EngineSpec("m", "fake", "", {"fail_load": "no such weights"}, {}, PLACES),
+    "vllm": EngineSpec("m", "vllm", "/no/such/model", {}, {"HF_HUB_OFFLINE": "1"}, PLACES, load_timeout_s=120),
+}
+KINDS = ["fake", pytest.param("vllm", marks=pytest.mark.real_engine)]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@contextlib.asynccontextmanager
+async def started(kind: str) -> AsyncIterator[EngineProcess]:
+    address, port = reserve_port("127.0.0.1")
+    engine = EngineProcess(SPECS[kind], address, secret=SECRET)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop(2)
+        port.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineProcess]:
+    async with started(request.param) as running:
+        yield running
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(engine: EngineProcess) -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(engine.address.url, headers={SECRET_HEADER: SECRET}) as session:
+        yield session
+
+
+def body(**more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    return {"model": "m", "messages": messages, "max_tokens": 12, "temperature": 0, **more}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON events of an SSE body, which must be whole and end with [DONE]."""
+    parts = text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
+
+
+async def until_in_flight(engine: EngineProcess, count: int) -> None:
+    async with asyncio.timeout(10):
+        while engine.in_flight != count:  # noqa: ASYNC110 # a count of another process
+            await asyncio.sleep(0.02)
+
+
+async def test_a_ready_engine_answers_and_counts_its_tokens(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
+    assert engine.phase is Phase.READY
+    async with http.post(CHAT, json=body()) as answer:
+        assert answer.status == 200
+        whole = await answer.json()
+    usage = whole["usage"]
+    assert usage["prompt_tokens"] + usage["completion_tokens"] == usage["total_tokens"]
+    assert whole["model"] == "m"
+    assert engine.memory_bytes() > 10_000_000
+
+
+async def test_a_stream_joins_to_the_plain_answer(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=body()) as answer:
+        plain = (await answer.json())["choices"][0]
+    async with http.post(CHAT, json=body(stream=True, stream_options={"include_usage": True})) as answer:
+        assert answer.content_type == "text/event-stream"
+        chunks = events(await answer.text())
+    deltas = [chunk["choices"][0] for chunk in chunks if chunk["choices"]]
+    assert "".join(delta["delta"].get("content") or "" for delta in deltas) == plain["message"]["content"]
+    assert deltas[-1]["finish_reason"] == plain["finish_reason"]
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] >= 1
+
+
+async def test_the_limit_is_exact_and_a_place_is_free_when_its_client_has_left(
+    engine: EngineProcess, http: aiohttp.ClientSession
+) -> None:
+    long = body(max_tokens=900, ignore_eos=True, stream=True)
+    streams = [await http.post(CHAT, json=long) for _ in range(PLACES)]
+    assert [stream.status for stream in streams] == [200] * PLACES
+    refused = await http.post(CHAT, json=body())
+    assert refused.status == 503
+    assert refused.headers[REFUSAL_HEADER] == "full"
+    async with http.get("/health") as healthy:
+        assert healthy.status == 200
+    for stream in streams:
+        stream.close()
+    await until_in_flight(engine, 0)
+    async with http.post(CHAT, json=body()) as answer:
+        assert answer.status == 200
+
+
+async def test_a_plain_request_ends_when_its_client_leaves(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
+    request = asyncio.create_task(http.post(CHAT, json=body(max_tokens=900, ignore_eos=True)))
+    await until_in_flight(engine, 1)
+    request.cancel()
+    async with asyncio.timeout(1.5):
+        await until_in_flight(engine, 0)
+
+
+async def test_it_does_not_close_while_in_use(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=body(max_tokens=900, ignore_eos=True, stream=True)):
+        assert not await engine.close_if_idle()
+    await until_in_flight(engine, 0)
+    async with http.post(CHAT, json=body()) as answer:
+        assert answer.status == 200
+
+
+async def test_only_the_router_gets_in_and_only_to_the_api(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
+    async with http.post(CHAT, json=body(), headers={SECRET_HEADER: "wrong"}) as answer:
+        assert answer.status == 403
+    for path in ("/metrics", "/docs", "/sleep", "/invocations", "/v1/load_lora_adapter", "/openapi.json"):
+        async with http.get(path) as answer:
+            assert answer.status == 404
+
+
+async def test_more_than_the_context_is_a_400_before_a_stream_begins(
+    engine: EngineProcess, http: aiohttp.ClientSession
+) -> None:
+    for stream in (False, True):
+        async with http.post(CHAT, json=body(max_tokens=5000, stream=stream)) as answer:
+            assert answer.status == 400
+            assert "1024" in (await answer.json())["error"]["message"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_model_that_cannot_start_says_why_and_leaves_nothing(kind: str) -> None:
+    address, port = reserve_port("127.0.0.1")
+    engine = EngineProcess(BROKEN[kind], address, secret=SECRET)
+    with pytest.raises(EngineError, match=r"m could not start: .*such"):
+        await engine.start()
+    assert engine.memory_bytes() == 0
+    port.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_drain_finishes_what_runs_and_stop_gives_all_memory_back(kind: str) -> None:
+    async with started(kind) as engine:
+        assert engine.pid
+        family = [psutil.Process(engine.pid), *psutil.Process(engine.pid).children(recursive=True)]
+        async with aiohttp.ClientSession(engine.address.url, headers={SECRET_HEADER: SECRET}) as session:
+            async with session.post(CHAT, json=body(max_tokens=60, ignore_eos=True, stream=True)) as stream:
+                drained = asyncio.create_task(engine.drain(30))
+                chunks = events(await stream.text())
+            assert chunks[-1]["choices"][0]["finish_reason"]
+            assert await drained
+            refused = await session.post(CHAT, json=body())
+            assert refused.headers[REFUSAL_HEADER] == "closed"
+        await engine.stop()
+        assert engine.memory_bytes() == 0
+        assert not any(process.is_running() and process.status() != "zombie" for process in family)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_killed_engine_is_noticed_and_takes_its_children_along(kind: str) -> None:
+    async with started(kind) as engine:
+        assert engine.pid
+        children = psutil.Process(engine.pid).children(recursive=True)
+        psutil.Process(engine.pid).kill()
+        async with asyncio.timeout(5):
+            assert "SIGKILL" in await engine.wait_exit()
+        _, left = psutil.wait_procs(children, timeout=5)
+        assert not left
+
+
+async def test_a_standby_host_that_died_is_replaced_by_a_new_one() -> None:
+    standby = await StandbyHost.spawn("fake", "warning")
+    await standby.ready.wait()
+    standby.process.kill()
+    address, port = reserve_port("127.0.0.1")
+    engine = EngineProcess(SPECS["fake"], address, secret=SECRET, standby=standby)
+    await engine.start()
+    assert engine.phase is Phase.READY
+    await engine.stop()
+    port.close()
+
+
+async def test_a_load_that_hangs_is_ended_at_its_deadline() -> None:
+    address, port = reserve_port("127.0.0.1")
+    spec = EngineSpec("m", "fake", "", {"hang_load": True}, {}, PLACES, load_timeout_s=0.5)
+    engine = EngineProcess(spec, address, secret=SECRET)
+    with pytest.raises(EngineError, match=r"not ready after 0.5 s; it was loading"):
+        await engine.start()
+    assert engine.memory_bytes() == 0
+    port.close()

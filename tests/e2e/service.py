@@ -1,0 +1,199 @@
+"""Runs the service as users do, `serve run FILE`, on ports and a Ray of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
+START_DEADLINE_S = 150
+POLL_S = 0.1
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
+    """Poll until `look` returns something true."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        if found := look():
+            return found
+        assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
+        time.sleep(POLL_S)
+
+
+class Service:
+    """A running service. `models` in the form of a deployment file's."""
+
+    def __init__(self, models: list[dict[str, Any]], **args: Any) -> None:
+        self.port = free_port()
+        self.base_url = f"http://127.0.0.1:{self.port}"
+        # Short: Ray puts sockets below it, and their paths may have 107 characters.
+        self._scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
+        args.setdefault("router", {})
+        args["router"] = {"port": self.port, "num_cpus": 0.1, "drain_s": 5, **args["router"]}
+        args.setdefault("pool", {}).setdefault("resources", {"num_cpus": 0.1})
+        for model in models:
+            if model["tier"] == "resident":
+                model.setdefault("resources", {"num_cpus": 0.1})
+        self.serve_port = free_port()
+        document = {
+            "http_options": {"host": "127.0.0.1", "port": self.serve_port},
+            "applications": [
+                {
+                    "name": "switchyard",
+                    "route_prefix": "/",
+                    "import_path": "serve_app.app:build",
+                    "args": {"models_dir": str(MODELS_DIR), "models": models, **args},
+                }
+            ],
+        }
+        self.file = self._scratch / "deployment.yaml"
+        self.file.write_text(yaml.safe_dump(document))
+        self.log = self._scratch / "serve.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        environment = {
+            **os.environ,
+            "RAY_TMPDIR": str(self._scratch),
+            "RAY_AUTH_MODE": "token",
+            "PYTHONPATH": str(REPOSITORY),
+        }
+        command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(self.file)]
+        # A child inherits an ignored SIGINT (of a background job, say) and would not hear our Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+        if wait:
+            try:
+                wait_until(self._started, START_DEADLINE_S, "the service is ready")
+            except AssertionError:
+                print(self.log.read_text()[-8000:])
+                self.stop()
+                raise
+
+    def _started(self) -> bool:
+        assert self._process
+        assert self._process.poll() is None, "serve run ended"
+        return self.ready()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does."""
+        assert self._process
+        self._process.send_signal(signal.SIGINT)
+
+    def stop(self) -> list[psutil.Process]:
+        """End it as Ctrl-C does; returns what is still there afterwards (and ends that, too)."""
+        assert self._process
+        family = [
+            psutil.Process(self._process.pid),
+            *psutil.Process(self._process.pid).children(recursive=True),
+        ]
+        self.interrupt()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=60)
+        _, left = psutil.wait_procs(family, timeout=10)
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        return left
+
+    def request(
+        self,
+        path: str,
+        body: object = None,
+        *,
+        method: str | None = None,
+        headers: dict[str, str] | None = None,
+        data: bytes | None = None,
+        timeout_s: float = 60,
+    ) -> tuple[int, dict[str, str], Any]:
+        """Status, headers and parsed JSON (or text) of one request."""
+        raw = data if data is not None else json.dumps(body).encode() if body is not None else None
+        request = urllib.request.Request(
+            self.base_url + path,
+            data=raw,
+            method=method,
+            headers={"content-type": "application/json", **(headers or {})},
+        )
+        try:
+            answer = urllib.request.urlopen(request, timeout=timeout_s)
+        except urllib.error.HTTPError as error:
+            answer = error
+        with answer:
+            text = answer.read().decode()
+            with contextlib.suppress(ValueError):
+                text = json.loads(text)
+            return answer.status, {name.lower(): value for name, value in answer.headers.items()}, text
+
+    def ready(self) -> bool:
+        try:
+            return self.request("/ready", timeout_s=5)[0] == 200
+        except OSError:
+            return False
+
+    def model(self, model_id: str) -> dict[str, Any]:
+        """The model's card in /v1/models."""
+        status, _, body = self.request(f"/v1/models/{model_id}")
+        assert status == 200
+        return dict(body)
+
+    def in_state(self, model_id: str, state: str, deadline_s: float = 60) -> dict[str, Any]:
+        """Wait until the model is in this state."""
+        return wait_until(
+            lambda: (card := self.model(model_id))["state"] == state and card,
+            deadline_s,
+            f"{model_id} is {state}",
+        )
+
+    def engine_processes(self, deployment: str) -> list[psutil.Process]:
+        """The engine hosts of a deployment's replicas, parents before children."""
+        assert self._process
+        found = []
+        for process in psutil.Process(self._process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if f":{deployment}" in " ".join(process.cmdline()):
+                    found += [child for child in process.children() if "serve_app.engines.host" in child.cmdline()]
+        return found
+
+
+@contextlib.contextmanager
+def running(models: list[dict[str, Any]], **args: Any) -> Iterator[Service]:
+    """A service that is ready; nothing of it is left afterwards."""
+    service = Service(models, **args)
+    service.start()
+    try:
+        yield service
+    finally:
+        left = service.stop()
+    assert not left, f"processes left behind: {left}"

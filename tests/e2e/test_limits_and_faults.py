@@ -1,0 +1,159 @@
+"""What scripted engines are for: exact limits, faults at a chosen token, and two models with room for one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.e2e.conftest import fake_models
+from tests.e2e.service import Service, running, wait_until
+
+pytestmark = pytest.mark.e2e
+CHAT = "/v1/chat/completions"
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+async def _say(client: AsyncOpenAI, model: str, script: str = "", **more: Any) -> Any:
+    return await client.chat.completions.create(model=model, messages=_messages(f"fake[{script}]"), **more)
+
+
+async def test_both_replicas_are_filled_to_the_last_place_and_the_next_is_refused_at_once(
+    fake_client: AsyncOpenAI,
+) -> None:
+    busy = [asyncio.create_task(_say(fake_client, "hot", "ttft_s=3")) for _ in range(8)]
+    await asyncio.sleep(1)  # they are all under way; nothing tells a client when
+    began = time.monotonic()
+    with pytest.raises(openai.InternalServerError) as refused:
+        await _say(fake_client, "hot")
+    assert time.monotonic() - began < 0.5
+    assert refused.value.status_code == 503
+    assert refused.value.code == "overloaded"
+    assert int(refused.value.response.headers["retry-after"]) >= 1
+    assert len(await asyncio.gather(*busy)) == 8
+    assert (await _say(fake_client, "hot")).choices
+
+
+async def test_an_engine_that_fails_before_the_first_token_is_a_status_not_an_empty_stream(
+    fake_client: AsyncOpenAI,
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.InternalServerError) as raised:
+            await _say(fake_client, "hot", "fail_at=0", stream=stream)
+        assert raised.value.status_code == 503
+
+
+async def test_an_engine_that_fails_later_is_an_error_event(fake_client: AsyncOpenAI) -> None:
+    stream = await _say(fake_client, "hot", "fail_at=3", stream=True)
+    got: list[Any] = []
+
+    async def read() -> None:
+        async for chunk in stream:
+            got.append(chunk)
+
+    with pytest.raises(openai.APIError):
+        await read()
+    assert got
+    assert not any(choice.finish_reason for chunk in got for choice in chunk.choices)
+
+
+async def test_an_engine_that_dies_is_an_error_and_its_place_is_taken_by_a_new_one(
+    fake: Service, fake_client: AsyncOpenAI
+) -> None:
+    for script, stream in (("die_at=0", False), ("die_at=0", True)):
+        with pytest.raises(openai.InternalServerError):
+            await _say(fake_client, "hot", script, stream=stream)
+        await asyncio.to_thread(wait_until, fake.ready, 30, "the engines are back")
+    stream = await _say(fake_client, "hot", "die_at=3", stream=True)
+    with pytest.raises(openai.APIError):
+        async for _ in stream:
+            pass
+    await asyncio.to_thread(wait_until, fake.ready, 30, "the engines are back")
+    assert (await _say(fake_client, "hot")).choices
+
+
+async def test_events_that_arrive_in_pieces_come_out_whole(fake_client: AsyncOpenAI) -> None:
+    text = "🧑‍🚀 汉字 ༼ つ ◕_◕ ༽つ 𠮷野家"
+    for cut in (1, 3, 7):
+        stream = await _say(fake_client, "hot", f"cut={cut},text={text}", stream=True)
+        joined = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+        assert joined == text
+
+
+async def test_a_model_in_use_is_not_evicted_and_the_next_one_waits_for_it(
+    fake: Service, fake_client: AsyncOpenAI
+) -> None:
+    stream = await _say(fake_client, "lazy-a", "tokens=60,tpot_s=0.05", stream=True)
+    first = await anext(aiter(stream))
+    waiting = asyncio.create_task(_say(fake_client, "lazy-b"))
+    rest = [chunk async for chunk in stream]
+    assert first.choices
+    assert rest[-1].choices[0].finish_reason == "stop"
+    assert (await waiting).choices
+    await asyncio.to_thread(fake.in_state, "lazy-a", "stopped", 5)
+
+
+async def test_two_clients_on_two_models_with_room_for_one_both_get_all_their_answers(
+    fake: Service, fake_client: AsyncOpenAI
+) -> None:
+    before = fake.model("lazy-a")["loads"] + fake.model("lazy-b")["loads"]
+
+    async def loop(model: str) -> int:
+        done = 0
+        for _ in range(10):
+            done += bool((await _say(fake_client, model, "tokens=4")).choices)
+        return done
+
+    patient = fake_client.with_options(max_retries=8)
+    fake_client = patient
+    assert await asyncio.gather(loop("lazy-a"), loop("lazy-b")) == [10, 10]
+    assert fake.model("lazy-a")["loads"] + fake.model("lazy-b")["loads"] - before <= 20
+
+
+def test_past_the_hold_limit_it_is_a_503_with_a_time_on_a_stream_too(fake: Service) -> None:
+    fake.in_state("lazy-a", "stopped")
+    fake.in_state("lazy-b", "stopped")
+    body = {"model": "too-slow", "messages": _messages("hi")}
+    status, headers, answer = fake.request(CHAT, body)
+    assert status == 503
+    assert answer["error"]["code"] == "model_loading"
+    assert int(headers["retry-after"]) >= 1
+    status, _, text = fake.request(CHAT, {**body, "stream": True})
+    assert status == 200
+    assert '"code":"model_loading"' in text
+    assert text.endswith("data: [DONE]\n\n")
+
+
+def test_a_burst_of_leavers_leaves_nothing_in_flight(fake: Service) -> None:
+    async def leave() -> None:
+        client = AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=0, timeout=0.3)
+        results = await asyncio.gather(
+            *(_say(client, "hot", "ttft_s=30", stream=index % 2 == 0) for index in range(8)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(result, openai.APITimeoutError) for result in results)
+
+    asyncio.run(leave())
+    wait_until(lambda: fake.model("hot")["in_flight"] == 0, 3, "nothing is in flight")
+    assert fake.request(CHAT, {"messages": _messages("hi")})[0] == 200
+
+
+def test_ctrl_c_lets_a_running_stream_finish_and_leaves_no_process() -> None:
+    with running([fake_models()[0]]) as service:
+
+        async def stream() -> list[Any]:
+            client = AsyncOpenAI(base_url=service.base_url + "/v1", api_key="none", max_retries=0)
+            chunks = await _say(client, "hot", "tokens=40,tpot_s=0.05", stream=True)
+            got = [await anext(aiter(chunks))]
+            service.interrupt()
+            return got + [chunk async for chunk in chunks]
+
+        chunks = asyncio.run(stream())
+        assert chunks[-1].choices[0].finish_reason == "stop"

@@ -1,0 +1,64 @@
+"""The small catalogue that the routing tests ask: a thinker, a plain model, ids that hold `/` and `:`."""
+
+from typing import Any
+
+from serve_app.catalog import Catalog, catalog_of
+from serve_app.config import Config
+from serve_app.routing.decide import Decision, decide, engine_body
+from serve_app.routing.facts import Endpoint, read_facts
+
+CONFIG = Config.model_validate(
+    {
+        "models": [
+            {
+                "id": "thinker",
+                "aliases": ["big", "alias:with:colons"],
+                "tier": "resident",
+                "source": "org/thinker",
+                "context": 10_000,
+                "thinking": {"supported": True},
+                "engine": {"reasoning_parser": "qwen3"},
+                "sampling": {
+                    "thinking": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
+                    "plain": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},
+                },
+            },
+            {"id": "org/plain:1b", "tier": "lazy", "source": "org/plain", "context": 2048},
+            {
+                "id": "eager",
+                "tier": "lazy",
+                "source": "org/eager",
+                "context": 2048,
+                "thinking": {"supported": True, "default": True},
+                "engine": {"reasoning_parser": "qwen3"},
+            },
+            {
+                "id": "named:fast",
+                "tier": "lazy",
+                "source": "org/named",
+                "context": 2048,
+                "thinking": {"supported": True},
+                "engine": {"reasoning_parser": "qwen3"},
+            },
+            {"id": "embedder", "tier": "lazy", "source": "o/e", "context": 512, "abilities": ["embeddings"]},
+        ]
+    }
+)
+CATALOG: Catalog = catalog_of(CONFIG)
+
+
+def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
+    """A chat body with one user message."""
+    return {"messages": [{"role": "user", "content": text}], **fields}
+
+
+def decided(body: dict[str, Any], endpoint: Endpoint = "chat") -> Decision:
+    """The decision for a body."""
+    return decide(read_facts(body, endpoint), CATALOG)
+
+
+def sent(body: dict[str, Any], endpoint: Endpoint = "chat") -> dict[str, Any]:
+    """What the engine would be sent for a body."""
+    facts = read_facts(body, endpoint)
+    decision = decide(facts, CATALOG)
+    return engine_body(facts, decision, CATALOG.models[decision.model_id])

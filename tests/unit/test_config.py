@@ -1,0 +1,233 @@
+"""serve_app.config: what is wrong is refused by its path; what is right is complete."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serve_app.config import DEFAULT_EFFORTS, REPOSITORY, Config, ConfigError, parse_config
+
+THINKS = {"supported": True}
+PARSERS = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
+
+
+def resident(**fields: Any) -> dict[str, Any]:
+    return {"id": "hot", "tier": "resident", "source": "org/hot", "context": 4096, **fields}
+
+
+def lazy(**fields: Any) -> dict[str, Any]:
+    return {"id": "cold", "tier": "lazy", "source": "org/cold", "context": 2048, **fields}
+
+
+def parsed(*models: dict[str, Any], **sections: Any) -> Config:
+    return parse_config({"models": list(models) or [resident()], **sections})
+
+
+def complaint(*models: Any, **sections: Any) -> str:
+    """What `parse_config` says about these models and sections."""
+    with pytest.raises(ConfigError) as error:
+        parse_config({"models": list(models) or [resident()], **sections})
+    return str(error.value)
+
+
+@pytest.mark.parametrize("args", [None, [], "models: []", 7])
+def test_args_that_are_no_mapping_are_refused(args: object) -> None:
+    with pytest.raises(ConfigError, match="must be a mapping"):
+        parse_config(args)
+
+
+def test_missing_models_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"^models: missing$"):
+        parse_config({})
+
+
+def test_empty_list_of_models_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^models: "):
+        parse_config({"models": []})
+
+
+@pytest.mark.parametrize(
+    ("args", "path"),
+    [
+        ({"rooter": {}}, "rooter"),
+        ({"router": {"prot": 1}}, "router.prot"),
+        ({"pool": {"memory": 1}}, "pool.memory"),
+        ({"pool": {"resources": {"gpus": 1}}}, "pool.resources.gpus"),
+    ],
+)
+def test_unknown_key_is_refused_by_its_path(args: dict[str, Any], path: str) -> None:
+    assert complaint(**args) == f"{path}: no such key"
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"contxt": 1}, "models[1].contxt"),
+        ({"thinking": {"suported": True}}, "models[1].thinking.suported"),
+        ({"sampling": {"plain": {"temprature": 1}}}, "models[1].sampling.plain.temprature"),
+    ],
+)
+def test_unknown_key_of_a_model_is_refused_by_its_path(fields: dict[str, Any], path: str) -> None:
+    assert complaint(resident(), lazy(**fields)) == f"{path}: no such key"
+
+
+def test_unknown_key_of_a_fake_script_is_refused_by_its_path() -> None:
+    model = lazy(fake={"speed": 9}) | {"source": ""}
+    assert complaint(resident(), model) == "models[1].fake.speed: no such key"
+
+
+def test_every_wrong_key_is_named_not_only_the_first() -> None:
+    lines = complaint(resident(context=1), lazy(tier="warm"), router={"port": 70000}).splitlines()
+    assert {line.split(":")[0] for line in lines} == {"router.port", "models[0].context", "models[1].tier"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"id": ""}, "id"),
+        ({"id": "two words"}, "id"),
+        ({"id": "tab\there"}, "id"),
+        ({"id": "auto"}, "id"),
+        ({"id": "auto:best"}, "id"),
+        ({"id": "x" * 201}, "id"),
+        ({"aliases": ["auto"]}, "aliases"),
+        ({"aliases": [" padded"]}, "aliases"),
+        ({"aliases": [""]}, "aliases[0]"),
+        ({"context": 15}, "context"),
+        ({"abilities": ["chat", "flying"]}, "abilities[1]"),
+        ({"memory_gb": 0}, "memory_gb"),
+        ({"max_ongoing_requests": 0}, "max_ongoing_requests"),
+        ({"load_timeout_s": 0}, "load_timeout_s"),
+        ({"replicas": 0}, "replicas"),
+        ({"sampling": {"thinking": {"top_p": 0}}}, "sampling.thinking.top_p"),
+        ({"sampling": {"plain": {"temperature": 3}}}, "sampling.plain.temperature"),
+        ({"source": ""}, "source"),
+        ({"fake": {}}, "fake"),
+        ({"engine": {"max_model_len": 1}}, "engine.max_model_len"),
+        ({"engine": {"model": "other"}}, "engine.model"),
+        ({"engine": {"port": 1}}, "engine.port"),
+        ({"engine": {"api_key": "k"}}, "engine.api_key"),
+        ({"thinking": {"default": True}}, "thinking.default"),
+        ({"thinking": {"supported": True}}, "engine.reasoning_parser"),
+        ({"abilities": ["chat", "tools"]}, "engine.tool_call_parser"),
+        ({"abilities": ["chat", "embeddings"]}, "abilities"),
+        ({"thinking": {"supported": True, "efforts": {"low": 1}}}, "thinking.efforts"),
+        ({"thinking": {"efforts": {**DEFAULT_EFFORTS, "low": -1}}}, "thinking.efforts.low"),
+    ],
+)
+def test_wrong_value_of_a_model_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:
+    assert complaint(resident(**fields)).startswith(f"models[0].{path}: ")
+
+
+@pytest.mark.parametrize("size", [float("inf"), float("nan")])
+def test_memory_that_is_no_size_is_refused(size: float) -> None:
+    assert complaint(resident(), pool={"memory_gb": size}).startswith("pool.memory_gb: ")
+    assert complaint(resident(memory_gb=size)).startswith("models[0].memory_gb: ")
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"router": {"port": 0}}, "router.port"),
+        ({"router": {"max_body_bytes": 10}}, "router.max_body_bytes"),
+        ({"router": {"hold_s": -1}}, "router.hold_s"),
+        ({"log_level": "loud"}, "log_level"),
+        ({"pool": {"gpu_memory_gb": 0}}, "pool.gpu_memory_gb"),
+    ],
+)
+def test_wrong_value_of_a_section_is_named_by_its_path(section: dict[str, Any], path: str) -> None:
+    assert complaint(**section).startswith(f"{path}: ")
+
+
+def test_a_resident_model_is_required() -> None:
+    assert complaint(lazy()).startswith("models: one must have tier: resident")
+
+
+@pytest.mark.parametrize("other", [lazy(id="hot"), lazy(aliases=["hot"]), lazy(aliases=["nick"]), lazy(id="nick")])
+def test_a_name_may_stand_for_one_model_only(other: dict[str, Any]) -> None:
+    assert "names more than one model" in complaint(resident(aliases=["nick"]), other)
+
+
+def test_a_model_may_repeat_its_own_name_among_its_aliases() -> None:
+    assert parsed(resident(aliases=["hot", "hot"])).models[0].id == "hot"
+
+
+def test_lazy_model_larger_than_the_pool_is_refused_by_path_with_both_numbers() -> None:
+    text = complaint(resident(), lazy(memory_gb=9), pool={"memory_gb": 8})
+    assert text == "models[1].memory_gb: 9 is more than the pool's 8; it could never load"
+
+
+def test_resident_model_may_be_larger_than_the_pool() -> None:
+    assert parsed(resident(memory_gb=80), pool={"memory_gb": 8})
+
+
+@pytest.mark.parametrize("fields", [{"resources": {"num_gpus": 1}}, {"replicas": 2}])
+def test_lazy_model_with_resources_of_its_own_is_refused(fields: dict[str, Any]) -> None:
+    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources and replicas")
+
+
+def test_pool_larger_than_its_gpu_is_refused() -> None:
+    assert complaint(pool={"memory_gb": 100, "gpu_memory_gb": 80}).startswith("pool.memory_gb: 100 ")
+
+
+@pytest.mark.parametrize("name", ["org/model", "qwen3:4b", "a/b:c", "千问", "x:think"])
+def test_ids_may_hold_slashes_colons_and_any_script(name: str) -> None:
+    assert parsed(resident(id=name)).models[0].id == name
+
+
+def test_the_defaults_are_safe_on_one_machine() -> None:
+    config = parsed()
+    assert (config.router.host, config.router.port, config.engine_host) == ("127.0.0.1", 8000, "127.0.0.1")
+    assert config.models[0].abilities == ["chat", "completions"]
+    assert not config.models[0].thinking.supported
+
+
+def test_residents_and_lazy_models_keep_the_order_of_the_file() -> None:
+    config = parsed(lazy(), resident(), resident(id="second"), lazy(id="frozen"))
+    assert [model.id for model in config.residents] == ["hot", "second"]
+    assert [model.id for model in config.lazy] == ["cold", "frozen"]
+
+
+def test_config_survives_the_trip_to_another_process() -> None:
+    config = parsed(resident(thinking=THINKS, engine=PARSERS), lazy(sampling={"plain": {"top_k": 20}}))
+    assert Config.model_validate(config.model_dump()) == config
+
+
+def test_engine_gets_its_context_and_its_own_arguments() -> None:
+    config = parsed(resident(engine={"dtype": "bfloat16"}, engine_env={"A": "1"}, max_ongoing_requests=3))
+    spec = config.engine_spec(config.models[0])
+    assert (spec.kind, spec.source, spec.max_ongoing, spec.env) == ("vllm", "org/hot", 3, {"A": "1"})
+    assert spec.args == {"max_model_len": 4096, "dtype": "bfloat16"}
+
+
+def test_lazy_model_gets_its_share_of_the_gpu() -> None:
+    config = parsed(resident(), lazy(memory_gb=6), pool={"memory_gb": 60, "gpu_memory_gb": 80})
+    assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.075
+    assert "gpu_memory_utilization" not in config.engine_spec(config.models[0]).args
+
+
+def test_share_of_the_gpu_that_was_given_is_kept() -> None:
+    model = lazy(memory_gb=6, engine={"gpu_memory_utilization": 0.5})
+    config = parsed(resident(), model, pool={"memory_gb": 60, "gpu_memory_gb": 80})
+    assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.5
+
+
+def test_fake_model_gets_its_script_and_no_source() -> None:
+    config = parsed(resident(source="", fake={"tokens": 3}))
+    spec = config.engine_spec(config.models[0])
+    assert (spec.kind, spec.source, spec.args["tokens"]) == ("fake", "", 3)
+
+
+def test_source_below_models_dir_is_a_path_and_any_other_is_a_hub_id(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    config = parsed(resident(source="here"), lazy(), models_dir=str(tmp_path))
+    assert config.engine_spec(config.models[0]).source == str(tmp_path / "here")
+    assert config.engine_spec(config.models[1]).source == "org/cold"
+
+
+def test_relative_path_lies_below_models_dir_wherever_the_process_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parsed(resident(source="./mine"), models_dir=".models")
+    assert Path(config.engine_spec(config.models[0]).source) == REPOSITORY / ".models" / "mine"

@@ -1,0 +1,672 @@
+"""The router in front of scripted engines: every byte and every fault as a client sees them."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import orjson
+import pytest
+from asgi_call import Call
+from scripted_upstream import (
+    DONE,
+    Script,
+    Upstream,
+    answer,
+    error,
+    event,
+    hang_up,
+    silent,
+    stream,
+)
+
+from serve_app.config import Config
+from serve_app.models.replicas import PublishedModel, Replica, set_replicas
+from serve_app.router.app import RouterApp
+
+HOT, COLD = "org/hot:1b", "cold"
+SECRET = "the-engines-secret"
+PROMPT = "my-private-words"
+GONE_WITHIN_S = 1.0
+
+
+def config(**router: Any) -> Config:
+    models = [
+        {"id": HOT, "aliases": ["nick"], "tier": "resident", "source": "org/hot", "context": 4096},
+        {"id": COLD, "tier": "lazy", "source": "org/cold", "context": 2048, "expected_load_s": 30},
+        {"id": "embedder", "tier": "lazy", "source": "org/e", "context": 512, "abilities": ["embeddings"]},
+    ]
+    return Config.model_validate({"models": models, "router": {"loading_comment_s": 0.01, **router}})
+
+
+class Pool:
+    """What the router asks to load a model: answers once `woken` is set, and counts who asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.called = asyncio.Event()
+        self.woken = asyncio.Event()
+        self.answers: list[dict[str, Any] | Exception] = []
+
+    async def acquire(self, model: str) -> dict[str, Any]:
+        self.asked.append(model)
+        self.called.set()
+        await self.woken.wait()
+        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def will_be_at(self, url: str) -> None:
+        self.answers.append({"target": {"replica_id": "pool-1", "url": url, "secret": SECRET}})
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+@pytest.fixture(autouse=True)
+def empty_tables() -> Iterator[None]:
+    yield
+    for deployment in ("Hot", "Pool"):
+        set_replicas(deployment, [])
+
+
+@contextlib.asynccontextmanager
+async def routed(pool: Pool, settings: Config | None = None) -> AsyncIterator[RouterApp]:
+    app = RouterApp(settings or config(), {HOT: "Hot", COLD: "Pool", "embedder": "Pool"}, pool.acquire, "test")
+    yield app
+    await app._relay.close()
+
+
+def hot_replicas(*upstreams: Upstream) -> None:
+    set_replicas(
+        "Hot",
+        [
+            Replica(f"hot-{i}", {HOT: upstream.url}, SECRET, {HOT: PublishedModel("awake")}, True)
+            for i, upstream in enumerate(upstreams)
+        ],
+    )
+
+
+@contextlib.asynccontextmanager
+async def behind(*scripts: Script, settings: Config | None = None) -> AsyncIterator[tuple[RouterApp, list[Upstream]]]:
+    """A router, and one replica of the hot model for each script."""
+    async with contextlib.AsyncExitStack() as stack:
+        upstreams = [await stack.enter_async_context(Upstream(script)) for script in scripts]
+        hot_replicas(*upstreams)
+        yield await stack.enter_async_context(routed(Pool(), settings)), upstreams
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": PROMPT}], **fields}
+
+
+async def asked(script: Script, **fields: Any) -> Call:
+    """The whole exchange with one engine that follows the script."""
+    async with behind(script) as (app, _):
+        call = await Call(app, body(**fields)).done()
+    if call.status != 200:
+        assert PROMPT not in str(call.json)
+        assert call.error
+    return call
+
+
+# Streams
+
+
+TEXT = "héllo 世界 🚀 done"
+EVENTS = [event(word) for word in (TEXT, "second", "third")]
+WHOLE = b"".join(EVENTS) + DONE
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
+async def test_stream_cut_anywhere_arrives_byte_for_byte(size: int) -> None:
+    pieces = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
+    call = await asked(stream(*pieces), stream=True)
+    assert (call.status, call.body) == (200, WHOLE)
+    assert call.headers["content-type"].startswith("text/event-stream")
+
+
+async def test_first_event_is_passed_on_before_the_second_exists() -> None:
+    async with behind(stream(EVENTS[0], end="stall")) as (app, _):
+        call = Call(app, body(stream=True))
+        await call.until(lambda call: call.body == EVENTS[0])
+        call.disconnect()
+        await call.done()
+
+
+FIRST_ERROR = b"data: " + orjson.dumps(error(400, "too long for max_model_len")) + b"\n\n"
+# As json.dumps writes it.
+SPACED_ERROR = b'data: {"error": {"message": "bad", "type": "BadRequestError", "param": null, "code": 400}}\n\n'
+
+
+@pytest.mark.parametrize("first", [FIRST_ERROR, SPACED_ERROR])
+@pytest.mark.parametrize("size", [4, 12, 30, 10_000])
+async def test_error_in_the_first_event_becomes_a_status_however_it_is_cut(first: bytes, size: int) -> None:
+    whole = first + DONE
+    pieces = [whole[start : start + size] for start in range(0, len(whole), size)]
+    call = await asked(stream(*pieces), stream=True)
+    assert call.status == 400
+    assert call.error["type"] == "invalid_request_error"
+
+
+async def test_engines_fault_in_the_first_event_becomes_a_503() -> None:
+    first = b"data: " + orjson.dumps(error(500, "EngineDeadError")) + b"\n\n"
+    call = await asked(stream(first, DONE), stream=True)
+    assert (call.status, call.error["code"]) == (503, "engine_error")
+    assert "retry-after" in call.headers
+
+
+@pytest.mark.parametrize("pieces", [(), (DONE,), (DONE[:5], DONE[5:])])
+async def test_stream_without_an_event_is_an_error_and_never_an_empty_success(
+    pieces: tuple[bytes, ...],
+) -> None:
+    call = await asked(stream(*pieces), stream=True)
+    assert (call.status, call.error["code"]) == (503, "engine_died")
+
+
+@pytest.mark.parametrize("keep", range(0, len(EVENTS[1]), 9))
+async def test_stream_that_is_cut_ends_in_an_error_event_and_done(keep: int) -> None:
+    call = await asked(stream(EVENTS[0], EVENTS[1][:keep], end="cut"), stream=True)
+    *passed, failure, done = call.events
+    assert b"".join(b"data: " + data + b"\n\n" for data in passed) == EVENTS[0]
+    assert orjson.loads(failure)["error"]["code"] == "engine_died"
+    assert done == b"[DONE]"
+
+
+async def test_stream_that_ends_without_done_is_an_error() -> None:
+    call = await asked(stream(*EVENTS), stream=True)
+    assert orjson.loads(call.events[-2])["error"]["code"] == "engine_died"
+
+
+async def test_connection_cut_before_the_first_event_is_a_status() -> None:
+    call = await asked(stream(end="cut"), stream=True)
+    assert (call.status, call.error["code"]) == (503, "engine_died")
+
+
+# Plain answers
+
+
+async def test_plain_answer_arrives_byte_for_byte() -> None:
+    call = await asked(answer(200, {"id": "x", "choices": []}, pieces=3))
+    assert (call.status, call.json) == (200, {"id": "x", "choices": []})
+    assert int(call.headers["content-length"]) == len(call.body)
+
+
+@pytest.mark.parametrize("script", [hang_up, answer(200, {"id": "x" * 100}, pieces=4, cut=True)])
+async def test_engine_that_dies_before_or_in_a_plain_answer_is_a_503(script: Script) -> None:
+    call = await asked(script)
+    assert (call.status, call.error["code"]) == (503, "engine_died")
+    assert int(call.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("pieces", [1, 5])
+async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming: bool, pieces: int) -> None:
+    refusal = error(400, "This model's maximum context length is 4096 tokens.", "messages")
+    call = await asked(answer(400, refusal, pieces=pieces), stream=streaming)
+    assert call.status == 400
+    assert call.error == {
+        "message": "This model's maximum context length is 4096 tokens.",
+        "type": "invalid_request_error",
+        "param": "messages",
+        "code": "context_length_exceeded",
+    }
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        f"[{{'type': 'bool_parsing', 'loc': ('body', 'echo'), 'msg': 'not a bool', 'input': '{PROMPT}'}}]",
+        f"1 validation error: echo [type=bool_parsing, input_value='{PROMPT}', input_type=str]",
+        f'{{"msg": "bad", "input": "{PROMPT}"}}',
+        f"input={PROMPT}",
+    ],
+)
+async def test_engines_400_does_not_echo_what_the_client_wrote(message: str) -> None:
+    call = await asked(answer(400, error(400, message, PROMPT * 10)))
+    assert (call.status, call.error["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.parametrize(("status", "seen"), [(404, 404), (422, 400), (429, 429), (302, 503), (204, 503)])
+async def test_engines_other_refusals_keep_their_meaning(status: int, seen: int) -> None:
+    assert (await asked(answer(status, error(status, "no")))).status == seen
+
+
+@pytest.mark.parametrize(
+    "script",
+    [answer(500, error(500, "CUDA error")), answer(502, b"<html>"), answer(500, [1]), answer(500, b"")],
+)
+async def test_engines_fault_is_a_503_without_its_inner_message(script: Script) -> None:
+    call = await asked(script)
+    assert (call.status, call.error["type"]) == (503, "server_error")
+    assert "CUDA" not in call.error["message"]
+
+
+@pytest.mark.parametrize("raw", [b"not json", b"[]", b'{"error": "text"}', b'{"detail": "x"}', b'{"error": null}'])
+async def test_engines_400_in_another_shape_gets_ours(raw: bytes) -> None:
+    assert (await asked(answer(400, raw))).status == 400
+
+
+async def test_engine_that_dies_while_it_refuses_is_an_error_in_our_shape() -> None:
+    call = await asked(answer(400, error(400, "x" * 100), pieces=3, cut=True))
+    assert call.status in (400, 503)
+
+
+# Replicas
+
+
+def refuses(word: str) -> Script:
+    return answer(503, {"error": {"message": "no"}}, refusal=word)
+
+
+@pytest.mark.parametrize("word", ["full", "closed", "dead"])
+async def test_refusing_replica_is_passed_over_for_another_one(word: str) -> None:
+    async with behind(refuses(word), answer(200, {"id": "ok"})) as (app, upstreams):
+        call = await Call(app, body()).done()
+        assert (call.status, call.json) == (200, {"id": "ok"})
+        assert [len(upstream.seen) for upstream in upstreams] == [1, 1]
+
+
+async def test_all_replicas_full_is_a_503_with_retry_after_and_each_is_asked_once() -> None:
+    async with behind(refuses("full"), refuses("full")) as (app, upstreams):
+        call = await Call(app, body(stream=True)).done()
+        assert (call.status, call.error["code"]) == (503, "overloaded")
+        assert int(call.headers["retry-after"]) >= 1
+        assert [len(upstream.seen) for upstream in upstreams] == [1, 1]
+
+
+async def test_address_that_now_belongs_to_another_service_is_passed_over() -> None:
+    async with behind(answer(403, error(403, "not yours")), answer(200, {"id": "ok"})) as (app, _):
+        assert (await Call(app, body()).done()).status == 200
+
+
+async def test_unreachable_replica_is_passed_over() -> None:
+    async with behind(silent, answer(200, {"id": "ok"})) as (app, upstreams):
+        await upstreams[0].__aexit__()
+        assert (await Call(app, body()).done()).status == 200
+
+
+async def test_no_replica_at_all_is_a_503_with_retry_after() -> None:
+    async with behind() as (app, _):
+        call = await Call(app, body()).done()
+        assert (call.status, call.error["code"]) == (503, "model_starting")
+        assert int(call.headers["retry-after"]) >= 1
+
+
+async def test_request_goes_to_the_replica_with_fewer_in_flight() -> None:
+    async with behind(silent, silent) as (app, upstreams):
+        calls = [Call(app, body()) for _ in range(2)]
+        for upstream in upstreams:
+            await asyncio.wait_for(upstream.arrived.wait(), 5)
+        assert [len(upstream.seen) for upstream in upstreams] == [1, 1]
+        for call in calls:
+            call.disconnect()
+            await call.done()
+
+
+# Clients that leave
+
+
+async def left_in_time(call: Call, upstream: Upstream) -> None:
+    began = time.monotonic()
+    call.disconnect()
+    await asyncio.wait_for(upstream.seen[0].closed.wait(), GONE_WITHIN_S)
+    await call.done()
+    assert time.monotonic() - began < GONE_WITHIN_S
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_client_that_leaves_before_the_answer_closes_the_engines_connection(streaming: bool) -> None:
+    async with behind(silent) as (app, (upstream,)):
+        call = Call(app, body(stream=streaming))
+        await asyncio.wait_for(upstream.arrived.wait(), 5)
+        await left_in_time(call, upstream)
+        assert call.messages == []
+        assert app._relay.in_flight.total() == 0
+
+
+async def test_client_that_leaves_a_stream_closes_the_engines_connection() -> None:
+    async with behind(stream(*EVENTS, end="stall")) as (app, (upstream,)):
+        call = Call(app, body(stream=True))
+        await call.until(lambda call: EVENTS[2] in call.body)
+        await left_in_time(call, upstream)
+        assert app._relay.in_flight.total() == 0
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_client_that_leaves_while_it_is_held_is_let_go_and_the_load_goes_on(pool: Pool, streaming: bool) -> None:
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        call = Call(app, body(model=COLD, stream=streaming))
+        await asyncio.wait_for(pool.called.wait(), 5)
+        call.disconnect()
+        await asyncio.wait_for(call.done(), GONE_WITHIN_S)
+        assert upstream.seen == []
+        pool.woken.set()
+        assert (await Call(app, body(model=COLD)).done()).status == 200
+        assert pool.asked == [COLD]
+
+
+async def test_client_that_leaves_in_the_middle_of_its_body_is_let_go(pool: Pool) -> None:
+    async with routed(pool) as app:
+        call = Call(app, chunks=[b'{"mess'], unfinished=True)
+        call.disconnect()
+        assert (await call.done()).messages == []
+
+
+# Cold models
+
+
+async def test_burst_on_a_cold_model_asks_for_one_load_and_all_are_answered(pool: Pool) -> None:
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        calls = [Call(app, body(model=COLD)) for _ in range(20)]
+        await asyncio.wait_for(pool.called.wait(), 5)
+        pool.woken.set()
+        assert [(await call.done()).status for call in calls] == [200] * 20
+        assert pool.asked == [COLD]
+        assert "x-router-cold-start-ms" in calls[0].headers
+
+
+async def test_held_stream_hears_comments_and_then_its_answer(pool: Pool) -> None:
+    async with Upstream(stream(WHOLE)) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        call = Call(app, body(model=COLD, stream=True))
+        await call.until(lambda call: call.body.count(b": loading") >= 2)
+        pool.woken.set()
+        await call.done()
+        assert call.body.startswith(b": loading cold 0%\n\n")
+        assert call.body.endswith(WHOLE)
+        assert len(call.events) == 4
+
+
+async def test_engines_refusal_after_comments_is_an_error_event_and_done(pool: Pool) -> None:
+    async with Upstream(answer(400, error(400, "no"))) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        call = Call(app, body(model=COLD, stream=True))
+        await call.until(lambda call: b": loading" in call.body)
+        pool.woken.set()
+        await call.done()
+        failure, done = call.events
+        assert orjson.loads(failure)["error"]["message"] == "no"
+        assert done == b"[DONE]"
+
+
+async def test_hold_has_an_end_with_retry_after_from_the_load_time(pool: Pool) -> None:
+    async with routed(pool, config(hold_s=0)) as app:
+        call = await Call(app, body(model=COLD)).done()
+        assert (call.status, call.error["code"]) == (503, "model_loading")
+        assert call.headers["retry-after"] == "30"
+
+
+async def test_refused_load_is_a_503_with_its_reason(pool: Pool) -> None:
+    pool.woken.set()
+    pool.answers.append({"refused": {"code": "load_failed", "reason": "no weights", "retry_after_s": 20}})
+    async with routed(pool) as app:
+        call = await Call(app, body(model=COLD)).done()
+        assert (call.status, call.error["code"], call.headers["retry-after"]) == (503, "load_failed", "20")
+        assert "no weights" in call.error["message"]
+
+
+async def test_pool_that_is_down_is_a_503_and_is_asked_again_by_the_next_request(pool: Pool) -> None:
+    pool.woken.set()
+    pool.answers.append(RuntimeError("actor died"))
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        first, second = [await Call(app, body(model=COLD)).done() for _ in range(2)]
+        assert (first.status, first.error["code"]) == (503, "pool_unavailable")
+        assert second.status == 200
+
+
+async def test_model_that_went_to_sleep_is_woken_again(pool: Pool) -> None:
+    pool.woken.set()
+    async with (
+        Upstream(refuses("closed")) as asleep,
+        Upstream(answer(200, {"id": "ok"})) as awake,
+        routed(pool) as app,
+    ):
+        pool.will_be_at(asleep.url)
+        pool.will_be_at(awake.url)
+        assert (await Call(app, body(model=COLD)).done()).status == 200
+        assert pool.asked == [COLD, COLD]
+
+
+async def test_model_that_always_closes_is_given_up_with_a_503(pool: Pool) -> None:
+    pool.woken.set()
+    async with Upstream(refuses("closed")) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        call = await Call(app, body(model=COLD)).done()
+        assert call.status == 503
+        assert 1 < len(pool.asked) < 10
+
+
+async def test_full_cold_model_is_not_loaded_again(pool: Pool) -> None:
+    pool.woken.set()
+    async with Upstream(refuses("full")) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        call = await Call(app, body(model=COLD)).done()
+        assert (call.status, call.error["code"], pool.asked) == (503, "overloaded", [COLD])
+
+
+# What goes on to the engine
+
+
+async def test_engine_sees_the_clients_fields_and_none_of_its_credentials() -> None:
+    private = {
+        "authorization": "Bearer key",
+        "cookie": "session=1",
+        "x-forwarded-for": "1.2.3.4",
+        "x-switchyard-secret": "guess",
+        "x-api-key": "key",
+        "user-agent": "client",
+    }
+    kept = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "tracestate": "a=b"}
+    async with behind(answer(200, {})) as (app, (upstream,)):
+        await Call(app, body(vendor=[1, None]), headers={**private, **kept}).done()
+    (seen,) = upstream.seen
+    assert (seen.path, seen.body["vendor"], seen.body["model"]) == ("/v1/chat/completions", [1, None], HOT)
+    assert seen.headers["x-switchyard-secret"] == SECRET
+    assert {name: seen.headers[name] for name in kept} == kept
+    assert not {"authorization", "cookie", "x-forwarded-for", "x-api-key"} & set(seen.headers)
+    assert "client" not in seen.headers.get("user-agent", "")
+
+
+async def test_requests_with_the_same_id_get_ids_of_their_own_at_the_engine() -> None:
+    async with behind(answer(200, {})) as (app, (upstream,)):
+        calls = [await Call(app, body(), headers={"x-request-id": "same"}).done() for _ in range(2)]
+    assert [call.headers["x-request-id"] for call in calls] == ["same", "same"]
+    ids = {seen.headers["x-request-id"] for seen in upstream.seen}
+    assert len(ids | {"same"}) == 3
+
+
+async def test_wild_request_id_is_replaced() -> None:
+    async with behind(answer(200, {})) as (app, _):
+        call = await Call(app, body(), headers={"x-request-id": "a b\té"}).done()
+    assert call.headers["x-request-id"].isalnum()
+
+
+async def test_answer_says_how_it_was_decided() -> None:
+    call = await asked(answer(200, {}), model="nick", mode="thinking")
+    assert call.headers["x-router-model"] == HOT
+    assert call.headers["x-router-model-source"] == "alias"
+    assert call.headers["x-router-thinking"] == "off"
+    assert "cannot think" in call.headers["x-router-warning"]
+
+
+# What never reaches an engine
+
+
+async def refused(pool: Pool, *args: Any, settings: Config | None = None, **kwargs: Any) -> Call:
+    async with routed(pool, settings) as app:
+        call = await Call(app, *args, **kwargs).done()
+    assert PROMPT not in call.error["message"]
+    assert pool.asked == []
+    return call
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{not json",
+        b'{"messages": "' + PROMPT.encode() + b'" oops}',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"messages": "\xff\xfe"}',
+        b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+        b"[" * 100_000,
+        b"\xef\xbb\xbf{}",
+    ],
+)
+async def test_bad_json_is_a_400(pool: Pool, raw: bytes) -> None:
+    call = await refused(pool, raw)
+    assert (call.status, call.error["code"]) == (400, "invalid_json")
+
+
+@pytest.mark.parametrize("depth", [200, 260, 900])
+async def test_deeply_nested_body_is_answered_or_a_400(depth: int) -> None:
+    raw = b'{"messages":[{"role":"user","content":"hi"}],"vendor":' + b"[" * depth + b"]" * depth + b"}"
+    async with behind(answer(200, {})) as (app, _):
+        call = await Call(app, raw).done()
+    assert call.status in (200, 400)
+    assert call.status == 200 or call.error
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"123456789012345678901234567890", b"-0", b"1e-400"])
+async def test_odd_numbers_are_answered_or_a_400(number: bytes) -> None:
+    raw = b'{"messages":[{"role":"user","content":"hi"}],"seed":' + number + b',"vendor":' + number + b"}"
+    async with behind(answer(200, {})) as (app, _):
+        call = await Call(app, raw).done()
+    assert call.status in (200, 400)
+
+
+@pytest.mark.parametrize("headers", [{"content-length": "2000"}, {}], ids=["announced", "counted"])
+async def test_too_large_body_is_a_413(pool: Pool, headers: dict[str, str]) -> None:
+    chunks = [b'{"messages": "' + PROMPT.encode(), b"x" * 900, b"y" * 900, b'"}']
+    call = await refused(pool, chunks=chunks, headers=headers, settings=config(max_body_bytes=1024))
+    assert (call.status, call.error["code"]) == (413, "request_too_large")
+
+
+async def test_body_of_exactly_the_limit_is_taken() -> None:
+    raw = orjson.dumps(body(pad=""))
+    raw = orjson.dumps(body(pad="x" * (1024 - len(raw))))
+    async with behind(answer(200, {}), settings=config(max_body_bytes=1024)) as (app, _):
+        call = await Call(app, raw, headers={"content-length": "1024"}).done()
+    assert (len(raw), call.status) == (1024, 200)
+
+
+async def test_body_that_does_not_arrive_is_a_408(pool: Pool) -> None:
+    call = await refused(pool, chunks=[b'{"mess'], unfinished=True, settings=config(body_timeout_s=0.02))
+    assert (call.status, call.error["code"]) == (408, "body_timeout")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "multipart/form-data; boundary=x"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-encoding": "gzip"},
+    ],
+)
+async def test_other_content_types_are_a_415(pool: Pool, headers: dict[str, str]) -> None:
+    assert (await refused(pool, body(), headers=headers)).status == 415
+
+
+@pytest.mark.parametrize(
+    "content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
+)
+async def test_every_way_to_say_json_is_taken(content_type: str) -> None:
+    async with behind(answer(200, {})) as (app, _):
+        assert (await Call(app, body(), headers={"content-type": content_type}).done()).status == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "param"),
+    [
+        ({"model": "nope"}, 404, "model"),
+        ({"model": "embedder"}, 400, "model"),
+        ({"model": COLD, "temperature": "hot"}, 400, "temperature"),
+        ({"model": COLD, "max_tokens": 5000}, 400, "max_tokens"),
+        ({"model": COLD, "messages": []}, 400, "messages"),
+    ],
+)
+async def test_wrong_request_wakes_no_model(pool: Pool, fields: dict[str, Any], status: int, param: str) -> None:
+    call = await refused(pool, body() | fields)
+    assert (call.status, call.error["param"]) == (status, param)
+    assert call.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/chat/completions", 405),
+        ("PUT", "/v1/completions", 405),
+        ("POST", "/v1/models", 405),
+        ("DELETE", "/v1/models/" + HOT, 405),
+        ("POST", "/nope", 404),
+        ("GET", "/", 404),
+        ("POST", "/v1/chat/completions/", 404),
+        ("POST", "//v1/chat/completions", 404),
+        ("POST", "/V1/chat/completions", 404),
+        ("GET", "/v1/models/nope", 404),
+        ("GET", "/v1/models/", 404),
+    ],
+)
+async def test_wrong_path_or_method_is_refused_in_openais_shape(
+    pool: Pool, method: str, path: str, status: int
+) -> None:
+    call = await refused(pool, path=path, method=method)
+    assert (call.status, call.error["type"]) == (status, "invalid_request_error")
+    assert status != 405 or call.headers["allow"]
+
+
+async def test_router_takes_no_more_than_its_limit_and_recovers() -> None:
+    async with behind(silent, settings=config(max_connections=1)) as (app, (upstream,)):
+        first = Call(app, body())
+        await asyncio.wait_for(upstream.arrived.wait(), 5)
+        second = await Call(app, body()).done()
+        assert (second.status, second.error["code"]) == (503, "overloaded")
+        first.disconnect()
+        await first.done()
+        upstream.script = answer(200, {})
+        assert (await Call(app, body()).done()).status == 200
+
+
+# The list of models
+
+
+async def got(pool: Pool, path: str) -> Call:
+    async with routed(pool) as app:
+        return await Call(app, path=path, method="GET").done()
+
+
+async def test_every_listed_model_can_be_fetched_by_its_id(pool: Pool) -> None:
+    listed = (await got(pool, "/v1/models")).json["data"]
+    assert {card["id"] for card in listed} == {HOT, COLD, "embedder", "auto"}
+    for card in listed:
+        fetched = await got(pool, f"/v1/models/{card['id']}")
+        assert (fetched.status, fetched.json["id"]) == (200, card["id"])
+
+
+async def test_model_is_fetched_by_its_alias_and_an_id_with_a_slash(pool: Pool) -> None:
+    assert (await got(pool, "/v1/models/nick")).json["id"] == HOT
+    assert (await got(pool, f"/v1/models/{HOT}")).json["tier"] == "resident"
+
+
+async def test_cold_model_is_listed_with_its_state_and_wakes_nothing(pool: Pool) -> None:
+    card = (await got(pool, f"/v1/models/{COLD}")).json
+    assert (card["state"], card["expected_wake_s"], pool.asked) == ("stopped", 30, [])
+
+
+async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> None:
+    assert (await got(pool, "/health")).status == 200
+    assert (await got(pool, "/ready")).status == 503
+    async with behind(answer(200, {})) as (app, (upstream,)):
+        assert (await Call(app, path="/ready", method="GET").done()).status == 200
+        upstream.script = answer(500, {})
+        assert (await Call(app, path="/ready", method="GET").done()).status == 503
