@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from serve_app.config import Config, ConfigError, Model, parse_config, problems_of
 from serve_app.known_models import native_context
@@ -78,7 +78,34 @@ def _schema_problems(raw: dict[str, Any]) -> list[str]:
         ServeDeploySchema.model_validate(raw)
     except ValidationError as error:
         return problems_of(error)
-    return []
+    return _unknown_keys(ServeDeploySchema, raw, "")
+
+
+def _unknown_keys(schema: type[BaseModel], raw: Mapping[str, Any], path: str) -> list[str]:
+    """Serve passes over keys that it does not know, and a typo in one goes unseen."""
+    found = []
+    for key, value in raw.items():
+        where = f"{path}.{key}" if path else key
+        field = schema.model_fields.get(key)
+        if field is None:
+            found.append(f"{where}: no such key")
+            continue
+        for inner in _schemas_of(field.annotation):
+            if isinstance(value, dict):
+                found += _unknown_keys(inner, value, where)
+            elif isinstance(value, list):
+                for index, item in enumerate(value):
+                    if isinstance(item, dict):
+                        found += _unknown_keys(inner, item, f"{where}[{index}]")
+    return found
+
+
+def _schemas_of(annotation: Any) -> list[type[BaseModel]]:
+    """The one schema in a field's type, looking into Optional and List; none where there are several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    inner = [schema for part in get_args(annotation) for schema in _schemas_of(part)]
+    return inner if len(inner) == 1 else []
 
 
 def _model_problems(config: Config, model: Model) -> list[str]:

@@ -41,7 +41,12 @@ _POLL_S = 0.25
 _STOP_MARGIN_S = 30.0
 _KILL_WAIT_S = 5.0
 # What our own processes raise for a person to read; the rest of Ray's log stays in the file.
-_FATAL = re.compile(r"(?:EngineError|PortTaken|ConfigError)(?:\x1b\[[0-9;]*m)?: (.+)")
+_FATAL = re.compile(r"serve_app\.[\w.]*(?:EngineError|PortTaken|ConfigError): (.+)")
+# Serve's words for a replica that no node has room for.
+_UNPLACED = re.compile(
+    r"(Deployment '[^']+') in application '[^']+' has \d+ replicas that have taken more than .*"
+    r"Resources required for each replica: (.+?), total resources available: (.+?)\. Use"
+)
 _NOTICE = re.compile(r"(?:ERROR|WARNING) serve_app[\w.]*: (.+)")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -216,7 +221,13 @@ def _watch(
                 if not ready and (fatal := _FATAL.search(line)):
                     raise LaunchError(f"{fatal[1].strip()}\nThe whole log: {_short(log_path)}")
                 if notice := _NOTICE.search(line):
-                    console.print(notice[1], highlight=False)
+                    console.print(notice[1], highlight=False, markup=False)
+                if not ready and (waits := _UNPLACED.search(line)):
+                    console.print(
+                        f"{waits[1]} waits for room: a replica needs {waits[2]}, there is {waits[3]}.",
+                        highlight=False,
+                        markup=False,
+                    )
             if child.poll() is not None:
                 raise LaunchError(
                     f"`serve run` ended with status {child.returncode}. Its last words:\n{_last_words(log_path)}"

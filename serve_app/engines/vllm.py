@@ -192,6 +192,12 @@ def _check_parsers(namespace: argparse.Namespace) -> None:
         validate_api_server_args(namespace)
     except KeyError as error:
         raise ValueError(str(error.args[0])) from None
+    from vllm.reasoning import ReasoningParserManager
+
+    # Given on its own it is looked up only when the engine starts.
+    known = ReasoningParserManager.list_registered()
+    if (parser := namespace.reasoning_parser) and parser not in known:
+        raise ValueError(f"invalid reasoning parser: {parser} (chose from {', '.join(known)})")
 
 
 def version() -> str:

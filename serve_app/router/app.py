@@ -19,7 +19,7 @@ from serve_app.config import Config, Model
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.cold import Acquire
 from serve_app.router.fleet import Fleet
-from serve_app.router.generate import Generate
+from serve_app.router.generate import PATHS, Generate
 from serve_app.router.relay import Relay
 from serve_app.routing.facts import Endpoint
 
@@ -48,8 +48,7 @@ class RouterApp:
 
         self._app = Starlette(
             routes=[
-                Route("/v1/chat/completions", generate("chat"), methods=["POST"]),
-                Route("/v1/completions", generate("completions"), methods=["POST"]),
+                *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/health", self.health),

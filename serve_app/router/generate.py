@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` and `/v1/completions`: one request from its body to the last byte."""
+"""`POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`: one request from its body to the last byte."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ from serve_app.router.reply import Reply
 from serve_app.routing.decide import Decision, decide, engine_body
 from serve_app.routing.facts import Endpoint, Facts, read_facts
 
-_PATHS: dict[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+PATHS: dict[Endpoint, str] = {
+    "chat": "/v1/chat/completions",
+    "completions": "/v1/completions",
+    "embeddings": "/v1/embeddings",
+}
 # Of the client's headers only these go on to the engine.
 _PASSED_ON = ("traceparent", "tracestate")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -38,7 +42,7 @@ _RESTART_RETRY_AFTER_S = 5.0
 
 
 class Generate:
-    """ASGI endpoint for one of the two generation APIs."""
+    """ASGI endpoint for one of the APIs that an engine answers."""
 
     def __init__(
         self,
@@ -115,7 +119,7 @@ class Generate:
             if target is None:
                 raise self._full(model) if full else broken("died") if deaths else self._absent(model)
             try:
-                await self._relay.run(target, _PATHS[facts.endpoint], body, passed, reply)
+                await self._relay.run(target, PATHS[facts.endpoint], body, passed, reply)
                 return
             except NotServed as not_served:
                 deaths += not_served.died

@@ -40,9 +40,9 @@ def decide(facts: Facts, catalog: Catalog) -> Decision:
     said = wishes(facts, model.thinking)
     if profile:
         said.append(profile)
-    if facts.endpoint == "completions":
+    if facts.endpoint != "chat":
         # Raw text has no template, and so no switch.
-        return Decision(model.id, source, False, "completions")
+        return Decision(model.id, source, False, facts.endpoint)
     if not model.thinking.supported:
         asked = next((wish for wish in said if wish.thinking), None)
         warning = f"{model.id} cannot think; {asked.source} was not followed" if asked else ""
@@ -66,7 +66,7 @@ def decide(facts: Facts, catalog: Catalog) -> Decision:
 def _choose_model(facts: Facts, catalog: Catalog) -> tuple[Model, str, Wish | None]:
     name = facts.model
     if name is None or name == AUTO:
-        return catalog.models[catalog.default_id], "default", None
+        return _default_model(facts, catalog), "default", None
     if model := catalog.find(name):
         return model, "explicit" if model.id == name else "alias", None
     # Profiles come last, so that ids which themselves hold a colon keep working.
@@ -74,16 +74,23 @@ def _choose_model(facts: Facts, catalog: Catalog) -> tuple[Model, str, Wish | No
     if suffix in _PROFILES:
         profile = Wish(_PROFILES[suffix], "profile")
         if base == AUTO:
-            return catalog.models[catalog.default_id], "default", profile
+            return _default_model(facts, catalog), "default", profile
         if model := catalog.find(base):
             return model, "explicit" if model.id == base else "alias", profile
     raise model_not_found()
 
 
+def _default_model(facts: Facts, catalog: Catalog) -> Model:
+    """The resident model; for what it cannot do, the first one that can."""
+    default = catalog.models[catalog.default_id]
+    if facts.endpoint in default.abilities:
+        return default
+    return next((model for model in catalog.models.values() if facts.endpoint in model.abilities), default)
+
+
 def _check_fit(facts: Facts, model: Model) -> None:
-    needed = "chat" if facts.endpoint == "chat" else "completions"
-    if needed not in model.abilities:
-        raise bad_request(f"{model.id} does not do {needed}.", "model", "unsupported_model")
+    if facts.endpoint not in model.abilities:
+        raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,
@@ -122,5 +129,7 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
         }
         if decision.budget is not None:
             body["thinking_token_budget"] = decision.budget
+    if facts.endpoint == "embeddings":
+        return body
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
     return {**sampling.values(), **body}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 
-Endpoint = Literal["chat", "completions"]
+Endpoint = Literal["chat", "completions", "embeddings"]
 Body = dict[str, Any]
 
 # Optional fields of OpenAI's API: null means the same as leaving them out.
@@ -131,7 +131,14 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]):
             raise bad_request(f"`{field}` {message}.", field)
-    text = _chat_text(body) if endpoint == "chat" else _prompt_text(body)
+    text = ""
+    match endpoint:
+        case "chat":
+            text = _chat_text(body)
+        case "completions":
+            _check_texts(body, "prompt")
+        case "embeddings":
+            _check_texts(body, "input")
     return Facts(
         endpoint=endpoint,
         body=body,
@@ -184,8 +191,7 @@ def _text_of(content: str | list[Any] | None) -> str:
     return content or ""
 
 
-def _prompt_text(body: Body) -> str:
-    prompt = body.get("prompt")
-    if not isinstance(prompt, str | list) or prompt == []:
-        raise bad_request("`prompt` must be a string, or an array of strings or tokens.", "prompt")
-    return ""
+def _check_texts(body: Body, field: str) -> None:
+    value = body.get(field)
+    if not isinstance(value, str | list) or value == []:
+        raise bad_request(f"`{field}` must be a string, or an array of strings or tokens.", field)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 from collections.abc import AsyncIterator
@@ -219,4 +220,20 @@ async def test_a_load_that_hangs_is_ended_at_its_deadline() -> None:
     with pytest.raises(EngineError, match=r"not ready after 0.5 s; it was loading"):
         await engine.start()
     assert engine.memory_bytes() == 0
+    port.close()
+
+
+@pytest.mark.real_engine
+async def test_an_embedding_model_starts_warm_and_embeds() -> None:
+    args = {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 512, "runner": "pooling", "convert": "embed"}
+    address, port = reserve_port("127.0.0.1")
+    engine = EngineProcess(dataclasses.replace(SPECS["vllm"], args=args), address, secret=SECRET)
+    await engine.start()
+    async with (
+        aiohttp.ClientSession(address.url, headers={SECRET_HEADER: SECRET}) as session,
+        session.post("/v1/embeddings", json={"model": "m", "input": ["Paris", "巴黎"]}) as answer,
+    ):
+        vectors = [item["embedding"] for item in (await answer.json())["data"]]
+    assert [len(vector) for vector in vectors] == [576, 576]
+    await engine.stop()
     port.close()

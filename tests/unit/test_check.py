@@ -1,0 +1,68 @@
+"""`check`: every shipped deployment passes, and what is wrong in one is named by its path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serve_app.check import problems
+from serve_app.config import REPOSITORY
+
+DEPLOYMENTS = sorted((REPOSITORY / "deployments").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", DEPLOYMENTS, ids=lambda file: file.name)
+def test_every_shipped_deployment_is_right(file: Path) -> None:
+    assert problems(file) == []
+
+
+def changed(tmp_path: Path, change: Any) -> list[str]:
+    """What is found in prod.yaml after a change to its document or its args."""
+    document = yaml.safe_load((REPOSITORY / "deployments" / "prod.yaml").read_text())
+    change(document, document["applications"][0]["args"])
+    file = tmp_path / "changed.yaml"
+    file.write_text(yaml.safe_dump(document))
+    return problems(file)
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda doc, args: args["models"][0].update(contxt=1), "models[0].contxt: no such key"),
+        (lambda doc, args: args["models"][0]["engine"].update(max_num_seq=1), "models[0].engine.max_num_seq: vLLM has"),
+        (lambda doc, args: args["models"][0]["engine"].update(max_num_seqs="many"), "models[0].engine.max_num_seqs: "),
+        (lambda doc, args: args["models"][0]["engine"].update(reasoning_parser="qwen9"), "models[0].engine"),
+        (lambda doc, args: args["models"][1]["engine"].update(tool_call_parser="hermse"), "models[1].engine"),
+        (lambda doc, args: args["models"][0].update(context=131072), "models[0].context: 131072 is more than"),
+        (lambda doc, args: args["models"][4]["engine"].pop("hf_overrides"), "models[4].context: 131072 is more than"),
+        (lambda doc, args: args["models"][0]["engine"].update(tensor_parallel_size=4), "models[0].resources.num_gpus"),
+        (lambda doc, args: args["models"][1]["engine"].update(tensor_parallel_size=2), "models[1].engine.tensor_par"),
+        (lambda doc, args: args["models"][0]["resources"].update(num_gpus=0.5), "models[0].engine.gpu_memory_util"),
+        (
+            lambda doc, args: args["models"][1].update(memory_gb=75),
+            "models[1].memory_gb: 75 is more than the pool's 74",
+        ),
+        (lambda doc, args: args["pool"].update(memory_gb=90), "pool.memory_gb: 90 is more than pool.gpu_memory_gb"),
+        (
+            lambda doc, args: args["models"][0]["engine"].pop("reasoning_parser"),
+            "models[0].engine.reasoning_parser: mi",
+        ),
+        (lambda doc, args: args.update(models=[]), "models: "),
+        (lambda doc, args: doc.update(http_option={}), "http_option: no such key"),
+        (lambda doc, args: doc["applications"][0].update(import_path="serve_app.ap:build"), "applications: needs exac"),
+        (lambda doc, args: doc.pop("applications"), "applications: missing"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(tmp_path: Path, change: Any, found: str) -> None:
+    assert any(problem.startswith(found) for problem in changed(tmp_path, change)), changed(tmp_path, change)
+
+
+def test_bad_yaml_is_said_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text("applications:\n  - {name: x\n")
+    (problem,) = problems(file)
+    assert problem.startswith("line 3")
+    assert problems(tmp_path / "none.yaml") == ["no such file"]
