@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 _EVENT_LIMIT_BYTES = 1 << 20
 _TAIL_LINES = 200
 _KILL_WAIT_S = 10.0
+_LAST_WORDS_S = 1.0
 # The line of a traceback that says what happened, with vLLM's log prefix or without.
 _CAUSE = re.compile(r"(?:^|[\] ])((?:[A-Za-z_]+\.)*[A-Z]\w*(?:Error|Exception)): (.+)$")
 _NOISE = re.compile(r"Engine core initialization failed|Engine core proc")
@@ -62,10 +63,8 @@ class StandbyHost:
         self.exited = asyncio.Event()
         self._closing: dict[int, asyncio.Future[bool]] = {}
         self._commands = itertools.count()
-        self._tasks = [
-            asyncio.create_task(self._read_events()),
-            asyncio.create_task(self._read_log()),
-        ]
+        self._log = asyncio.create_task(self._read_log())
+        self._events = asyncio.create_task(self._read_events())
 
     @classmethod
     async def spawn(cls, kind: EngineKind, log_level: str) -> StandbyHost:
@@ -143,6 +142,10 @@ class StandbyHost:
         await self.process.wait()
         # A host that was killed alone leaves its engine core behind; nothing of the group may live on.
         self.kill()
+        if self.process.stdin:
+            self.process.stdin.close()
+        # Its last words say why it ended; they are all there once nobody holds the other end.
+        await asyncio.wait([self._log], timeout=_LAST_WORDS_S)
         self.phase, self.in_flight = Phase.STOPPED, 0
         self.exited.set()
 

@@ -121,6 +121,7 @@ async def test_the_limit_is_exact_and_a_place_is_free_when_its_client_has_left(
     assert refused.headers[REFUSAL_HEADER] == "full"
     async with http.get("/health") as healthy:
         assert healthy.status == 200
+    await until_in_flight(engine, PLACES)
     for stream in streams:
         stream.close()
     await until_in_flight(engine, 0)
