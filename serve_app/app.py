@@ -9,7 +9,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from serve_app.config import Config, Model, deployment_name, parse_config
-from serve_app.models.lazy_pool import LazyPool
+from serve_app.models.lazy_pool import LazyPool, pool_plan
 from serve_app.models.replicas import PUBLISH_EVERY_S
 from serve_app.models.resident import Resident
 from serve_app.models.table_router import TableRouter
@@ -31,7 +31,7 @@ def build(args: dict[str, Any]) -> Application:
         name="Router",
         num_replicas=config.router.replicas,
         ray_actor_options={"num_cpus": config.router.num_cpus},
-        max_ongoing_requests=config.router.max_connections,
+        max_ongoing_requests=config.router.max_in_flight,
         graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
@@ -67,7 +67,7 @@ def _pool(config: Config) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
-    return deployment.bind(config.model_dump(), config.router.drain_s)
+    return deployment.bind(pool_plan(config))
 
 
 def _table(name: str) -> RequestRouterConfig:

@@ -19,7 +19,7 @@ from serve_app.engines.base import EngineSpec
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tier = Literal["resident", "lazy"]
-Ability = Literal["chat", "completions", "tools", "json", "embeddings", "rerank"]
+Ability = Literal["chat", "completions", "tools", "json", "embeddings"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
@@ -225,7 +225,7 @@ class RouterSettings(_Strict):
     num_cpus: Annotated[float, Field(ge=0)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     body_timeout_s: Annotated[float, Field(gt=0)] = 30
-    max_connections: Annotated[int, Field(ge=1)] = Field(4096, description="Requests in flight in one replica.")
+    max_in_flight: Annotated[int, Field(ge=1)] = Field(4096, description="Requests in flight in one replica.")
     hold_s: Annotated[float, Field(ge=0)] = Field(
         120, description="How long a request waits for its lazy model to load."
     )

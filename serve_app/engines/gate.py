@@ -18,12 +18,6 @@ SERVED_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
-        "/v1/responses",
-        "/v1/messages",
-        "/v1/rerank",
-        "/v1/score",
-        "/tokenize",
-        "/detokenize",
     }
 )
 # These cost the engine nothing and must answer when it is full.

@@ -5,8 +5,8 @@ Started by `process.EngineProcess` as `python -m serve_app.engines.host KIND`. I
 event a line on what was its stdout:
 
     commands  start {spec, address, secret} · close_if_idle {number} · close {number} · stop
-    events    standby · phase {phase} · ready {load_s} · activity {in_flight, served} · failed {message} · dead
-              closed {number, ok, in_flight}
+    events    standby · phase {phase} · ready · activity {in_flight, served} (every second at least)
+              closed {number, ok, in_flight} · failed {message}
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
 engine outlives its replica.
@@ -39,6 +39,8 @@ from serve_app.engines.gate import Gate
 
 _PR_SET_PDEATHSIG = 1
 _REPORT_EVERY_S = 0.2
+# Said even if nothing has changed: a host that is silent for long hangs.
+HEARTBEAT_S = 1.0
 # A dead engine fails its requests by itself; the host stays this long for their errors to reach the clients.
 _DEATH_GRACE_S = 1.0
 # Longer than the Router keeps an idle connection, so that the Router's side closes first.
@@ -113,7 +115,6 @@ def load_runtime(kind: EngineKind) -> Runtime:
 async def run(command: dict[str, Any], runtime: Runtime, commands: Commands, events: Events) -> None:
     """Start the engine of one `start` command and serve it until told to stop, or until it dies."""
     spec = EngineSpec(**command["spec"])
-    started = time.monotonic()
 
     def report(phase: Phase) -> None:
         events.send("phase", phase=phase.value)
@@ -129,7 +130,7 @@ async def run(command: dict[str, Any], runtime: Runtime, commands: Commands, eve
         # Start-up objects live as long as the engine: leave them out of every later collection.
         gc.collect()
         gc.freeze()
-        events.send("ready", load_s=round(time.monotonic() - started, 3))
+        events.send("ready")
         await _watch(served, gate, events, stop, serving)
         server.server.should_exit = True
         await serving
@@ -203,14 +204,14 @@ async def _watch(
     served: ServedApp, gate: Gate, events: Events, stop: asyncio.Event, serving: asyncio.Task[None]
 ) -> None:
     """Report what is served, and the engine's death; return when it is time to go."""
-    reported = (0, 0)
+    reported, reported_at = (0, 0), time.monotonic()
     while not stop.is_set() and not serving.done():
-        if (gate.in_flight, gate.served) != reported:
-            reported = (gate.in_flight, gate.served)
+        now = time.monotonic()
+        if (gate.in_flight, gate.served) != reported or now - reported_at >= HEARTBEAT_S:
+            reported, reported_at = (gate.in_flight, gate.served), now
             events.send("activity", in_flight=gate.in_flight, served=gate.served)
         if served.dead():
             gate.dead = True
-            events.send("dead")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(gate.wait_idle(), _DEATH_GRACE_S)
             # vLLM's own shutdown of a dead engine may wait for it; there is nothing left to save.

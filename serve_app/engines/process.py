@@ -28,6 +28,9 @@ _EVENT_LIMIT_BYTES = 1 << 20
 _TAIL_LINES = 200
 _KILL_WAIT_S = 10.0
 _LAST_WORDS_S = 1.0
+# A ready host says something every second. Its event loop may be busy for a while (a huge prompt), not for this long.
+_SILENCE_S = 30.0
+_ANSWER_S = 10.0
 # The line of a traceback that says what happened, with vLLM's log prefix or without.
 _CAUSE = re.compile(r"(?:^|[\] ])((?:[A-Za-z_]+\.)*[A-Z]\w*(?:Error|Exception)): (.+)$")
 _NOISE = re.compile(r"Engine core initialization failed|Engine core proc")
@@ -100,8 +103,14 @@ class StandbyHost:
         answer = self._closing[number] = asyncio.get_running_loop().create_future()
         try:
             self.send(cmd, number=number)
-            await _first_of(answer, self.exited.wait())
+            await asyncio.wait_for(_first_of(answer, self.exited.wait()), _ANSWER_S)
             return answer.done() and not answer.cancelled() and answer.result()
+        except TimeoutError:
+            # One that does not answer serves nobody either.
+            self.failure = f"it hung: it did not answer for {_ANSWER_S:g} s"
+            self.kill()
+            await self.exited.wait()
+            return False
         finally:
             del self._closing[number]
 
@@ -120,6 +129,8 @@ class StandbyHost:
 
     def cause(self) -> str:
         """Why it failed, in one sentence, as well as its last words tell."""
+        if self.failure and self.failure.startswith("it hung"):
+            return self.failure
         for line in reversed(self.tail):
             if (found := _CAUSE.search(line)) and not _NOISE.search(line):
                 return f"{found[1]}: {found[2]}"
@@ -134,10 +145,13 @@ class StandbyHost:
     async def _read_events(self) -> None:
         assert self.process.stdout
         try:
-            async for line in self.process.stdout:
+            while line := await self._next_event(self.process.stdout):
                 self._take(orjson.loads(line))
         except ValueError as error:
             logger.error("an engine host sent what is no event, and is ended: %s", error)
+            self.kill()
+        except TimeoutError:
+            self.failure = f"it hung: it said nothing for {_SILENCE_S:g} s"
             self.kill()
         await self.process.wait()
         # A host that was killed alone leaves its engine core behind; nothing of the group may live on.
@@ -148,6 +162,11 @@ class StandbyHost:
         await asyncio.wait([self._log], timeout=_LAST_WORDS_S)
         self.phase, self.in_flight = Phase.STOPPED, 0
         self.exited.set()
+
+    async def _next_event(self, events: asyncio.StreamReader) -> bytes:
+        # Before it is ready a host may be silent: a load blocks it, and has a deadline of its own.
+        limit = _SILENCE_S if self.phase is Phase.READY else None
+        return await asyncio.wait_for(events.readline(), limit)
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -290,7 +309,10 @@ class EngineProcess:
 
     async def _end(self, host: StandbyHost) -> None:
         host.kill()
-        await asyncio.wait_for(asyncio.shield(host.exited.wait()), _KILL_WAIT_S)
+        try:
+            await asyncio.wait_for(host.exited.wait(), _KILL_WAIT_S)
+        except TimeoutError:
+            raise EngineError(f"the processes of {self.spec.model_id} cannot be ended") from None
 
     def kill(self) -> None:
         """See `Engine.kill`."""

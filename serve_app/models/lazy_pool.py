@@ -10,7 +10,7 @@ from typing import Any
 
 from serve_app import log
 from serve_app.config import Config
-from serve_app.engines.base import EngineKind
+from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
@@ -22,62 +22,95 @@ logger = logging.getLogger(__name__)
 _GB = 1_000_000_000
 
 
+# A call waits this long and is asked again: Serve waits for open calls before it lets a replica shut down.
+_ACQUIRE_S = 2.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PoolPlan:
+    """All that a pool needs of the configuration; while it does not change, `serve deploy` leaves the pool alone."""
+
+    specs: Mapping[str, EngineSpec]
+    models: Mapping[str, LazyModel]
+    limits: Limits
+    expected_load_s: Mapping[str, float]
+    host: str
+    log_level: str
+    standby: bool
+    drain_s: float
+
+
+def pool_plan(config: Config) -> PoolPlan:
+    """What the pool needs of a configuration."""
+    specs = {model.id: config.engine_spec(model) for model in config.lazy}
+    return PoolPlan(
+        specs=specs,
+        models={
+            model.id: LazyModel(
+                id=model.id,
+                memory_bytes=int(model.memory_gb * _GB),
+                priority=model.priority,
+                idle_unload_s=model.idle_unload_s,
+            )
+            for model in config.lazy
+        },
+        limits=Limits(
+            memory_bytes=int(config.pool.memory_gb * _GB),
+            min_residency_s=config.pool.min_residency_s,
+            ageing_s=config.pool.ageing_s,
+            backoff_s=config.pool.backoff_s,
+        ),
+        expected_load_s={model.id: model.expected_load_s for model in config.lazy},
+        host=config.engine_host,
+        log_level=config.log_level,
+        standby=config.pool.standby and any(spec.kind == "vllm" for spec in specs.values()),
+        drain_s=config.router.drain_s,
+    )
+
+
 class LazyPool:
     """One replica of the pool. Nothing is loaded until somebody asks for it."""
 
-    async def __init__(self, config_args: dict[str, Any], drain_s: float) -> None:  # type: ignore[misc] # Serve awaits it
-        config = Config.model_validate(config_args)
-        log.configure(config.log_level)
-        self._drain_s = drain_s
-        self._log_level = config.log_level
-        self._specs = {model.id: config.engine_spec(model) for model in config.lazy}
+    async def __init__(self, plan: PoolPlan) -> None:  # type: ignore[misc] # Serve awaits it
+        log.configure(plan.log_level)
+        self._plan = plan
         self._secret = new_secret()
-        host = engine_host(config.engine_host)
-        self._ports = {model_id: reserve_port(host) for model_id in self._specs}
-        self._standby = StandbyKeeper("vllm", config.log_level) if self._uses_standby(config) else None
-        self._manager = ResidencyManager(
-            models=_lazy_models(config),
-            limits=Limits(
-                memory_bytes=int(config.pool.memory_gb * _GB),
-                min_residency_s=config.pool.min_residency_s,
-                ageing_s=config.pool.ageing_s,
-                backoff_s=config.pool.backoff_s,
-            ),
-            new_engine=self._new_engine,
-            expected_load_s={model.id: model.expected_load_s for model in config.lazy},
-        )
+        host = engine_host(plan.host)
+        self._ports = {model_id: reserve_port(host) for model_id in plan.specs}
+        self._standby = StandbyKeeper("vllm", plan.log_level) if plan.standby else None
+        self._manager = ResidencyManager(plan.models, plan.limits, self._new_engine, plan.expected_load_s)
         self._manager.start()
 
-    def _uses_standby(self, config: Config) -> bool:
-        return config.pool.standby and any(spec.kind == "vllm" for spec in self._specs.values())
-
     def _new_engine(self, model_id: str) -> EngineProcess:
-        spec = self._specs[model_id]
+        spec = self._plan.specs[model_id]
         standby = self._standby.take() if self._standby and spec.kind == self._standby.kind else None
         address, _ = self._ports[model_id]
-        return EngineProcess(spec, address, secret=self._secret, log_level=self._log_level, standby=standby)
+        return EngineProcess(spec, address, secret=self._secret, log_level=self._plan.log_level, standby=standby)
 
     async def acquire(self, model_id: str) -> dict[str, Any]:
         """Wait until the model is awake on this replica; loads it if need be.
 
-        Returns `{"target": {...}}`, or `{"refused": {code, reason, retry_after_s}}`: an answer rather than
-        an exception, because Ray would wrap that in a traceback.
+        Returns `{"target": {...}}`, `{"pending": true}` (ask again), or `{"refused": {code, reason, retry_after_s}}`:
+        an answer rather than an exception, because Ray would wrap that in a traceback.
         """
         try:
-            engine = await self._manager.acquire(model_id)
+            engine = await asyncio.wait_for(self._manager.acquire(model_id), _ACQUIRE_S)
+        except TimeoutError:
+            return {"pending": True}
         except Refused as refused:
+            self._refill()
             reason = {"code": refused.code, "reason": str(refused), "retry_after_s": refused.retry_after_s}
             return {"refused": reason}
-        finally:
-            if self._standby:
-                self._standby.refill()
-        replica_id = _own_replica_id()
-        return {"target": {"replica_id": replica_id, "url": engine.address.url, "secret": self._secret}}
+        self._refill()
+        return {"target": {"replica_id": _own_replica_id(), "url": engine.address.url, "secret": self._secret}}
+
+    def _refill(self) -> None:
+        if self._standby:
+            self._standby.refill()
 
     async def describe(self, model: str) -> dict[str, Any]:
         """What this replica publishes. A Router calls it once, when the resident models answer."""
-        if self._standby:
-            self._standby.refill()
+        self._refill()
         return self.record_routing_stats()
 
     def record_replica_metadata(self) -> dict[str, Any]:
@@ -100,7 +133,7 @@ class LazyPool:
 
     async def __del__(self) -> None:
         """Serve awaits this on shutdown and scale-down: finish what runs, then end the engines."""
-        await self._manager.close(self._drain_s)
+        await self._manager.close(self._plan.drain_s)
         if self._standby:
             self._standby.close()
 
@@ -133,18 +166,6 @@ class StandbyKeeper:
             self._spawning.cancel()
         if self._host:
             self._host.kill()
-
-
-def _lazy_models(config: Config) -> Mapping[str, LazyModel]:
-    return {
-        model.id: LazyModel(
-            id=model.id,
-            memory_bytes=int(model.memory_gb * _GB),
-            priority=model.priority,
-            idle_unload_s=model.idle_unload_s,
-        )
-        for model in config.lazy
-    }
 
 
 def _own_replica_id() -> str:

@@ -57,14 +57,21 @@ def published(models: Mapping[str, PublishedModel], *, moving: bool) -> dict[str
 
 
 def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, Any]) -> Replica:
-    """The typed form of what a replica published. Before the first publication there are no models."""
+    """The typed form of what a replica published. Before the first publication there are no models.
+
+    A replica of another version may publish more: what is not known here is passed over.
+    """
     return Replica(
         id=replica_id,
         urls=meta.get("urls", {}),
         secret=meta.get("secret", ""),
-        models={name: PublishedModel(**fields) for name, fields in stats.get("models", {}).items()},
+        models={name: _known(fields) for name, fields in stats.get("models", {}).items()},
         moving=stats.get("moving", True),
     )
+
+
+def _known(fields: Mapping[str, Any]) -> PublishedModel:
+    return PublishedModel(**{name: value for name, value in fields.items() if name in PublishedModel.__slots__})
 
 
 def choose(targets: Iterable[Target], load: Callable[[str], int], tried: Collection[str]) -> Target | None:
@@ -79,6 +86,11 @@ _tables: dict[str, tuple[Replica, ...]] = {}
 def replicas_of(deployment: str) -> tuple[Replica, ...]:
     """The running replicas of a deployment, as this process last heard."""
     return _tables.get(deployment, ())
+
+
+def is_known(deployment: str) -> bool:
+    """Whether this process has heard of the deployment's replicas at all, even that there are none."""
+    return deployment in _tables
 
 
 def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from serve_app import log
-from serve_app.engines.base import EngineError, EngineSpec, Phase
+from serve_app.engines.base import EngineSpec, Phase
 from serve_app.engines.process import EngineProcess, new_secret, reserve_port
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
@@ -34,6 +34,7 @@ class Resident:
         self._address, self._port = reserve_port(engine_host(host))
         self._restarts: list[float] = []
         self._problem: str | None = None
+        self._guard: asyncio.Task[None] | None = None
         self._load_s = 0.0
         self._engine = self._new_engine()
         await self._start()
@@ -59,8 +60,9 @@ class Resident:
             self._engine = self._new_engine()
             try:
                 await self._start()
-            except EngineError as error:
-                self._problem = str(error)
+            except Exception as error:
+                self._problem = str(error) or type(error).__name__
+                logger.exception("%s could not be started again", self._spec.model_id)
                 return
 
     async def describe(self, model: str) -> dict[str, Any]:
@@ -89,6 +91,7 @@ class Resident:
 
     async def __del__(self) -> None:
         """Serve awaits this on shutdown and scale-down: finish what runs, then end the engine."""
-        self._guard.cancel()
+        if self._guard:
+            self._guard.cancel()
         await self._engine.drain(self._drain_s)
         await self._engine.stop()

@@ -167,7 +167,7 @@ class ResidencyManager:
                 activity = (engine.in_flight, engine.served)
                 if activity != self._reported.get(model):
                     self._reported[model] = activity
-                    self._take(policy.Activity(model, engine.in_flight))
+                    self._take(policy.Activity(model, engine.in_flight, engine.in_flight + engine.served))
 
     def _take(self, event: policy.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
@@ -237,7 +237,8 @@ class ResidencyManager:
         logger.info("unloading %s", model)
         try:
             await engine.stop(_STOP_GRACE_S)
-        except TimeoutError:
+        except Exception:
+            logger.exception("%s could not be unloaded", model)
             self._stuck_engine = model
             return
         del self._engines[model]

@@ -20,6 +20,8 @@ from enum import StrEnum
 
 # After a grant the waiter's request is still on its way; the model is not idle until it had time to arrive.
 LEASE_S = 5.0
+# A Router asks again every few seconds for those who still wait; in between they keep their place in the queue.
+PLACE_KEPT_S = 2.0
 MAX_BACKOFF_FACTOR = 32
 
 
@@ -71,10 +73,14 @@ class Unwanted:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Activity:
-    """The engine has taken or finished requests since its last report; so many are in flight now."""
+    """The engine has taken or finished requests since its last report.
+
+    So many are in flight now, and so many have arrived since its start.
+    """
 
     model: str
     in_flight: int
+    arrived: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -166,9 +172,12 @@ class _Slot:
     since: float = 0.0
     waiting: int = 0
     wanted_since: float | None = None
+    left_at: float = 0.0
     in_flight: int = 0
     last_used: float = 0.0
     lease_until: float = 0.0
+    arrived: int = 0
+    arrived_at_grant: int = 0
     failures: int = 0
     retry_at: float = 0.0
     failure: str = ""
@@ -176,7 +185,7 @@ class _Slot:
     def enter(self, stage: Stage, now: float) -> None:
         self.stage, self.since = stage, now
         if stage is not Stage.AWAKE:
-            self.in_flight = 0
+            self.in_flight = self.arrived = self.arrived_at_grant = 0
 
     def idle(self, now: float) -> bool:
         return self.stage is Stage.AWAKE and not self.in_flight and not self.waiting and now >= self.lease_until
@@ -212,13 +221,15 @@ class Residency:
                 slot = self._slots[model]
                 slot.waiting = max(0, slot.waiting - 1)
                 if not slot.waiting:
-                    slot.wanted_since = None
+                    slot.left_at = now
                 return self._make_room(now)
-            case Activity(model, in_flight):
+            case Activity(model, in_flight, arrived):
                 slot = self._slots[model]
                 if slot.stage is Stage.AWAKE:
-                    # What was granted has arrived; from here on the count tells.
-                    slot.in_flight, slot.last_used, slot.lease_until = in_flight, now, now
+                    slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
+                    if arrived > slot.arrived_at_grant:
+                        # What was granted has come; from here on the count tells.
+                        slot.lease_until = now
                 return self._make_room(now)
             case Loaded(model):
                 return self._loaded(self._slots[model], now)
@@ -247,7 +258,7 @@ class Residency:
         slot.waiting += 1
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
-        if slot.wanted_since is None:
+        if slot.wanted_since is None or (slot.waiting == 1 and now - slot.left_at > PLACE_KEPT_S):
             slot.wanted_since = now
         return self._make_room(now)
 
@@ -256,6 +267,7 @@ class Residency:
             return []
         slot.waiting, slot.wanted_since = 0, None
         slot.lease_until, slot.last_used = now + LEASE_S, now
+        slot.arrived_at_grant = slot.arrived
         return [Grant(slot.model.id)]
 
     def _loaded(self, slot: _Slot, now: float) -> list[Action]:

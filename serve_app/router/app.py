@@ -21,6 +21,7 @@ from serve_app.router.cold import Acquire
 from serve_app.router.fleet import Fleet
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.relay import Relay
+from serve_app.router.reply import retry_after
 from serve_app.routing.facts import Endpoint
 
 _CREATED = int(time.time())
@@ -39,7 +40,7 @@ class RouterApp:
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
         self.fleet = Fleet(self._catalog, deployments, acquire, self._relay)
-        self._max_open = config.router.max_connections
+        self._max_open = config.router.max_in_flight
         self._open = 0
         policy = policy_hash(config)
 
@@ -129,10 +130,7 @@ class RouterApp:
 
 
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    error = unavailable("The router is full.", code="overloaded", retry_after_s=1)
-    response = _error(error)
-    response.headers["retry-after"] = "1"
-    await response(scope, receive, send)
+    await _error(unavailable("The router is full.", code="overloaded", retry_after_s=1))(scope, receive, send)
 
 
 def policy_hash(config: Config) -> str:
@@ -145,7 +143,10 @@ def _json(content: object, status: int = 200) -> Response:
 
 
 def _error(error: ApiError) -> Response:
-    return _json(error.payload(), error.status)
+    response = _json(error.payload(), error.status)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = retry_after(error.retry_after_s)
+    return response
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

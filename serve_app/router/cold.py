@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import Target
 
+logger = logging.getLogger(__name__)
+
 Acquire = Callable[[str], Awaitable[dict[str, Any]]]
 
 
+# After a fault of Serve's own (the pool's replica died, none can be placed) ask again, while somebody waits.
+_ASK_AGAIN_S = 0.5
+
+
 class ColdStarts:
-    """The loads that this Router waits for. A load goes on when its clients have left."""
+    """The loads that this Router waits for.
+
+    A pool answers after seconds with `pending`, and is asked again as long as somebody waits. So a load that has
+    begun goes on when its clients have left, but a wait for room ends with them.
+    """
 
     def __init__(self, acquire: Acquire) -> None:
         self._acquire = acquire
         self._calls: dict[str, asyncio.Task[Target]] = {}
+        self._waiting: Counter[str] = Counter()
         self._last: dict[str, Target] = {}
 
     def last(self, model: str) -> Target | None:
@@ -28,36 +42,43 @@ class ColdStarts:
         """The model is no longer where it was."""
         self._last.pop(model, None)
 
-    def start(self, model: str) -> asyncio.Task[Target]:
-        """The call that is under way for the model, or a new one. Its errors are `ApiError`s.
+    @contextlib.contextmanager
+    def wait(self, model: str) -> Iterator[asyncio.Task[Target]]:
+        """Join the call that is under way for the model, or a new one. Its errors are `ApiError`s.
 
-        Whoever waits for it must do so behind `asyncio.shield` or `asyncio.wait`: it is everybody's.
+        Wait for it with `asyncio.wait`, which does not cancel it: it is everybody's.
         """
-        call = self._calls.get(model)
-        if call is None:
-            call = self._calls[model] = asyncio.create_task(self._wake(model))
-            call.add_done_callback(lambda done: self._ended(model, done))
-        return call
+        self._waiting[model] += 1
+        try:
+            call = self._calls.get(model)
+            if call is None or call.done():
+                call = self._calls[model] = asyncio.create_task(self._wake(model))
+                call.add_done_callback(lambda done: self._ended(model, done))
+            yield call
+        finally:
+            self._waiting[model] -= 1
 
     def _ended(self, model: str, call: asyncio.Task[Target]) -> None:
-        del self._calls[model]
+        if self._calls.get(model) is call:
+            del self._calls[model]  # the next one who comes asks anew
         if not call.cancelled() and call.exception() is None:
             self._last[model] = call.result()
 
     async def _wake(self, model: str) -> Target:
-        try:
-            answer = await self._acquire(model)
-        except (Exception, asyncio.CancelledError) as error:
-            # Nobody here cancels the call: when it is cancelled, its replica is going.
-            # Serve's own faults: the pool's replica died, or none can be placed.
-            raise unavailable(
-                f"{model} could not be loaded: {type(error).__name__}.",
-                code="pool_unavailable",
-                retry_after_s=5,
-            ) from error
-        if refused := answer.get("refused"):
-            raise _refusal(model, refused)
-        return Target(**answer["target"])
+        while True:
+            try:
+                answer = await self._acquire(model)
+            except (Exception, asyncio.CancelledError) as error:
+                # Nobody here cancels the call: when it is cancelled, its replica is going.
+                logger.warning("the pool did not answer for %s: %s", model, type(error).__name__)
+                await asyncio.sleep(_ASK_AGAIN_S)
+                answer = {"pending": True}
+            if refused := answer.get("refused"):
+                raise _refusal(model, refused)
+            if target := answer.get("target"):
+                return Target(**target)
+            if not self._waiting[model]:
+                raise unavailable(f"{model} is not waited for any more.", code="abandoned", retry_after_s=1)
 
 
 def _refusal(model: str, refused: dict[str, Any]) -> ApiError:

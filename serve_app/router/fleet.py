@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from serve_app.catalog import Catalog
 from serve_app.config import Model
-from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
+from serve_app.models.replicas import PublishedModel, Replica, Target, choose, is_known, replicas_of
 from serve_app.router.cold import Acquire, ColdStarts
 from serve_app.router.relay import Relay
 
 # Of several replicas' states of one model the first in this order is the model's.
-_STATE_ORDER = ("awake", "loading", "unloading", "failed", "stopped")
+_STATE_RANKS = {"awake": 0, "loading": 1, "unloading": 2, "failed": 3, "stopped": 4}
 _PROBE_TIMEOUT_S = 2.0
+_KNOWN_WITHIN_S = 5.0
+_KNOWN_POLL_S = 0.02
 
 
 class Fleet:
@@ -34,14 +37,24 @@ class Fleet:
             for replica in replicas
             if self._awake(replica, model)
         }
-        if (last := self.cold.last(model.id)) and last.replica_id not in awake:
-            awake[last.replica_id] = last
+        if last := self.cold.last(model.id):
+            if replicas and last.replica_id not in {replica.id for replica in replicas}:
+                self.cold.forget(model.id)
+            else:
+                awake.setdefault(last.replica_id, last)
         found = choose(awake.values(), self._relay.in_flight.__getitem__, tried)
         if found is None and model.tier == "resident":
             # What is published is up to a second old, and a port that nobody listens on says so at once.
             every = (Target(replica.id, replica.urls[model.id], replica.secret) for replica in replicas)
             found = choose(every, self._relay.in_flight.__getitem__, tried)
         return found
+
+    async def until_known(self, model: Model) -> None:
+        """Wait until Serve has told this process of the model's replicas; a new Router hears within moments."""
+        deadline = time.monotonic() + _KNOWN_WITHIN_S
+        known = self._deployments[model.id]
+        while not is_known(known) and time.monotonic() < deadline:  # noqa: ASYNC110 # told in another thread, once
+            await asyncio.sleep(_KNOWN_POLL_S)
 
     def _replicas(self, model: Model) -> tuple[Replica, ...]:
         return replicas_of(self._deployments[model.id])
@@ -60,7 +73,7 @@ class Fleet:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
             return PublishedModel(state, expected_load_s=model.expected_load_s)
-        best = min(states, key=lambda found: _STATE_ORDER.index(found.state))
+        best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(
             state=best.state,
             progress=max(found.progress for found in states),
@@ -74,7 +87,8 @@ class Fleet:
         """Whether this Router can do its main job now, and the details: asked of the engines themselves."""
         residents = [model for model in self._catalog.models.values() if model.tier == "resident"]
         answers = await asyncio.gather(*(self._answers(model) for model in residents))
-        moving = all(replica.moving for name in set(self._deployments.values()) for replica in replicas_of(name))
+        replicas = [replica for name in set(self._deployments.values()) for replica in replicas_of(name)]
+        moving = all(replica.moving for replica in replicas)
         models = {model.id: self.status(model).state for model in self._catalog.models.values()}
         models |= {model.id: "loading" for model, answer in zip(residents, answers, strict=True) if not answer}
         return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}

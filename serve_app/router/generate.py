@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import time
 import uuid
@@ -35,7 +36,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
-_MAX_DEATHS = 1
+# Idle connections to one engine that died; each is found out when it is used.
+_MAX_DEATHS = 8
 _FULL_RETRY_AFTER_S = 1.0
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
@@ -83,6 +85,11 @@ class Generate:
             await reply.error(error)
         except ClientGone:
             pass
+        except asyncio.CancelledError:
+            # The listener's drain time is over. A stream must not just stop.
+            with contextlib.suppress(Exception):
+                await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
+            raise
 
     def _explain(self, reply: Reply, decision: Decision, decision_s: float) -> None:
         reply.headers |= {
@@ -102,10 +109,12 @@ class Generate:
         passed = {name: headers[name] for name in _PASSED_ON if name in headers}
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
         passed["x-request-id"] = uuid.uuid4().hex
+        deadline = time.monotonic() + self._settings.hold_s
         tried: set[str] = set()
         wakes = 0
         deaths = 0
         full = False
+        await self._fleet.until_known(model)
         while True:
             target = self._fleet.target(model, tried)
             if target is None and model.tier == "lazy" and not full:
@@ -115,7 +124,7 @@ class Generate:
                 await asyncio.sleep(_WAKE_PAUSE_S * wakes)
                 wakes += 1
                 tried.clear()
-                target = await self._wake(model, reply)
+                target = await self._wake(model, reply, deadline)
             if target is None:
                 raise self._full(model) if full else broken("died") if deaths else self._absent(model)
             try:
@@ -125,37 +134,37 @@ class Generate:
                 deaths += not_served.died
                 if deaths > _MAX_DEATHS:
                     raise broken(not_served.reason) from None
-                # A first death may have been of an idle connection to an engine that was started again since.
+                # Only of an idle connection; the engine may have been started again since.
                 if not not_served.died:
                     tried.add(target.replica_id)
                 full = full or not_served.reason == "full"
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
 
-    async def _wake(self, model: Model, reply: Reply) -> Target:
-        """Wait for the model to load, within the hold limit; a stream hears how far it is."""
+    async def _wake(self, model: Model, reply: Reply, deadline: float) -> Target:
+        """Wait for the model to load, until the deadline; a stream hears how far it is."""
         began = time.monotonic()
-        call = self._fleet.cold.start(model.id)
-        deadline = began + self._settings.hold_s
-        while True:
-            step = deadline - time.monotonic()
-            if reply.stream:
-                step = min(step, self._settings.loading_comment_s)
-            await asyncio.wait([call], timeout=max(0.0, step))
-            if call.done():
-                break
-            if time.monotonic() >= deadline:
-                status = self._fleet.status(model)
-                left = status.expected_load_s * (1 - status.progress)
-                raise unavailable(
-                    f"{model.id} is still loading; it was waited for {self._settings.hold_s:g} s.",
-                    code="model_loading",
-                    retry_after_s=max(1.0, left),
-                )
-            await reply.comment(f"loading {model.id} {self._fleet.status(model).progress:.0%}")
+        with self._fleet.cold.wait(model.id) as call:
+            while not call.done():
+                step = deadline - time.monotonic()
+                if step <= 0:
+                    raise self._still_loading(model)
+                if reply.stream:
+                    step = min(step, self._settings.loading_comment_s)
+                await asyncio.wait([call], timeout=step)
+                if not call.done() and reply.stream:
+                    await reply.comment(f"loading {model.id} {self._fleet.status(model).progress:.0%}")
         target = call.result()
         reply.headers["x-router-cold-start-ms"] = str(round((time.monotonic() - began) * 1000))
         return target
+
+    def _still_loading(self, model: Model) -> ApiError:
+        status = self._fleet.status(model)
+        return unavailable(
+            f"{model.id} is still loading; it was waited for {self._settings.hold_s:g} s.",
+            code="model_loading",
+            retry_after_s=max(1.0, status.expected_load_s * (1 - status.progress)),
+        )
 
     def _full(self, model: Model) -> ApiError:
         return unavailable(

@@ -13,6 +13,7 @@ import errno
 import http.client
 import json
 import logging
+import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -22,10 +23,14 @@ import uvloop
 from starlette.types import ASGIApp
 
 from serve_app.config import RouterSettings
+from serve_app.router.protocol import FrontDoorProtocol
 
 logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 2.0
+_PROBES = 3
+_START_WAIT_S = 5.0
+_SILENT = "silent"
 
 
 class PortTaken(Exception):
@@ -48,8 +53,7 @@ class Listener:
         self._new_app = new_app
         self._socket = open_port(settings.host, settings.port, identity)
         self._server: _Server | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._failure: BaseException | None = None
+        self._serving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="front-door", daemon=True)
 
     def start(self) -> None:
@@ -62,9 +66,10 @@ class Listener:
 
     async def stop(self) -> None:
         """Accept nothing more, let running requests finish within `drain_s`, and end."""
+        await asyncio.to_thread(self._serving.wait, _START_WAIT_S)
         if self._server:
             self._server.should_exit = True
-        await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
         uvloop.run(self._serve())
@@ -72,18 +77,19 @@ class Listener:
     async def _serve(self) -> None:
         config = uvicorn.Config(
             self._new_app(),
-            http="httptools",
+            http=FrontDoorProtocol,
             ws="none",
             lifespan="on",
             access_log=False,
             log_level="warning",
             timeout_keep_alive=self._settings.keep_alive_s,
-            timeout_graceful_shutdown=int(self._settings.drain_s) or None,
+            timeout_graceful_shutdown=math.ceil(self._settings.drain_s),
             backlog=2048,
             server_header=False,
             proxy_headers=False,
         )
         self._server = _Server(config)
+        self._serving.set()
         await self._server.serve(sockets=[self._socket])
 
 
@@ -104,24 +110,30 @@ def open_port(host: str, port: int, identity: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise PortTaken(taken) from None
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    neighbour = _who_answers(host, port)
-    if neighbour not in (None, identity):
-        sock.close()
-        raise PortTaken(taken)
-    return sock
+    # A neighbour under load may be slow to answer; a stranger is one who answers wrongly, or never.
+    for _ in range(_PROBES):
+        neighbour = _who_answers(host, port)
+        if neighbour in (None, identity):
+            return sock
+        if neighbour != _SILENT:
+            break
+    sock.close()
+    raise PortTaken(taken)
 
 
 def _who_answers(host: str, port: int) -> str | None:
-    """The identity of the Switchyard that listens there; None if nobody does, empty if it is something else."""
+    """The identity of the Switchyard that listens there; None if nobody does, a word if it is something else."""
     where = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     connection = http.client.HTTPConnection(where, port, timeout=_PROBE_TIMEOUT_S)
     try:
         connection.request("GET", "/health")
         answer = json.loads(connection.getresponse().read(4096))
-        return str(answer.get("service", ""))
+        return str(answer.get("service", "stranger"))
     except ConnectionRefusedError:
         return None
+    except TimeoutError:
+        return _SILENT
     except (OSError, http.client.HTTPException, ValueError, AttributeError):
-        return ""
+        return "stranger"
     finally:
         connection.close()

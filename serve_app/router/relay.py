@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
@@ -28,15 +29,23 @@ _STREAM_ERROR = b'data: {"error"'
 class NotServed(Exception):
     """Nothing of an answer was sent: the request may go elsewhere. `reason` is a word.
 
-    `died`: the engine had the request, perhaps, and dropped the connection. So does one that was killed while
-    our kept-alive connection to it was idle; but a request may also be what kills it, so it is tried only
-    once more.
+    `died`: a kept-alive connection broke when it was used again; most likely its engine was killed while it was
+    idle. On a new connection it would be the request that kills engines, and must not get another.
     """
 
     def __init__(self, reason: str, *, died: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.died = died
+
+
+@dataclasses.dataclass(slots=True)
+class _Connection:
+    reused: bool = False
+
+
+async def _mark_reused(session: object, context: Any, params: object) -> None:
+    context.trace_request_ctx.reused = True
 
 
 class Relay:
@@ -46,6 +55,8 @@ class Relay:
         self.in_flight: Counter[str] = Counter()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
+        self._trace = aiohttp.TraceConfig()
+        self._trace.on_connection_reuseconn.append(_mark_reused)
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -55,6 +66,7 @@ class Relay:
                 timeout=self._timeout,
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[self._trace],
             )
         return self._session
 
@@ -85,14 +97,19 @@ class Relay:
 
     async def _run(self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
         sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
+        connection = _Connection()
         try:
-            response = await self._client().post(target.url + path, data=body, headers=sent)
+            response = await self._client().post(
+                target.url + path, data=body, headers=sent, trace_request_ctx=connection
+            )
         except aiohttp.ClientConnectorError:
             raise NotServed("unreachable") from None
         except (aiohttp.ServerTimeoutError, TimeoutError):
             raise NotServed("connect timeout") from None
         except aiohttp.ClientError as error:
-            raise NotServed(type(error).__name__, died=True) from None
+            if connection.reused:
+                raise NotServed(type(error).__name__, died=True) from None
+            raise broken(type(error).__name__) from None
         async with response:
             if refusal := response.headers.get(REFUSAL_HEADER):
                 raise NotServed(refusal)
@@ -129,6 +146,9 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
         while chunk:
             # Whole events only: were half of one passed on and the engine died, no valid event could follow.
             whole, rest = _split(rest + chunk if rest else chunk)
+            if (fault := whole.find(_STREAM_ERROR)) >= 0:
+                await reply.chunk(whole[:fault])
+                raise _stream_error(whole[fault:])
             await reply.chunk(whole)
             chunk = await anext(chunks, b"")
     except aiohttp.ClientError as error:

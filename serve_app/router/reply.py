@@ -13,6 +13,15 @@ _SSE = b"text/event-stream; charset=utf-8"
 _DONE = b"data: [DONE]\n\n"
 
 
+# The rest of such a request's body is not read.
+_CLOSING = frozenset({408, 413})
+
+
+def retry_after(seconds: float) -> str:
+    """The header's value: whole seconds, at least one."""
+    return str(max(1, math.ceil(seconds)))
+
+
 class Reply:
     """Writes one response. Not started, an error is a status; on a running stream it is an SSE event."""
 
@@ -20,6 +29,7 @@ class Reply:
         self._send = send
         self.stream = stream
         self.started = False
+        self._ended = False
         self.headers: dict[str, str] = {}
         self._at_boundary = True
 
@@ -52,19 +62,25 @@ class Reply:
 
     async def end(self) -> None:
         """Finish the body."""
+        self._ended = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def whole(self, status: int, content_type: bytes, body: bytes) -> None:
         """Send a complete response."""
         await self.start(status, content_type, len(body))
+        self._ended = True
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: ApiError) -> None:
         """Tell the client. After the first byte it is an event that OpenAI's clients raise, then the end."""
+        if self._ended:
+            return
         payload = orjson.dumps(error.payload())
         if not self.started:
             if error.retry_after_s is not None:
-                self.headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+                self.headers["retry-after"] = retry_after(error.retry_after_s)
+            if error.status in _CLOSING:
+                self.headers["connection"] = "close"
             await self.whole(error.status, b"application/json", payload)
             return
         # What came before may have been cut in the middle of an event.

@@ -111,7 +111,7 @@ def _budget(said: list[Wish], max_tokens: int | None) -> int | None:
         return None
     if max_tokens is None:
         return wish.budget
-    return min(wish.budget, int(max_tokens * (1 - _ANSWER_SHARE)))
+    return max(1, min(wish.budget, int(max_tokens * (1 - _ANSWER_SHARE))))
 
 
 def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any]:
@@ -122,6 +122,11 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     body = {**facts.body, "model": model.id}
     for field in _ROUTER_FIELDS:
         body.pop(field, None)
+    if not body.get("tools"):
+        # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
+        body.pop("tools", None)
+        if body.get("tool_choice") in ("none", "auto"):
+            del body["tool_choice"]
     if facts.endpoint == "chat" and model.thinking.supported:
         body["chat_template_kwargs"] = {
             **body.get("chat_template_kwargs", {}),

@@ -89,14 +89,21 @@ def fake_models() -> list[dict[str, Any]]:
         },
         {"id": "lazy-a", "tier": "lazy", "context": 4096, "idle_unload_s": 3, "fake": {"load_s": 1.5}},
         {"id": "lazy-b", "tier": "lazy", "context": 4096, "idle_unload_s": 3, "fake": {"load_s": 0.2}},
-        {"id": "too-slow", "tier": "lazy", "context": 4096, "memory_gb": 0.1, "fake": {"hang_load": True}},
+        {
+            "id": "too-slow",
+            "tier": "lazy",
+            "context": 4096,
+            "memory_gb": 0.1,
+            "load_timeout_s": 30,
+            "fake": {"hang_load": True},
+        },
     ]
 
 
 @pytest.fixture(scope="session")
 def fake() -> Iterator[Service]:
     """Scripted engines: two replicas of four places each, and two lazy models with room for one of them."""
-    with running(fake_models(), pool={"memory_gb": 1.5, "min_residency_s": 0.5}, router={"hold_s": 4}) as service:
+    with running(fake_models(), pool={"memory_gb": 1.5, "min_residency_s": 0.5, "ageing_s": 3}, router={"hold_s": 8}) as service:
         yield service
 
 

@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
 START_DEADLINE_S = 150
 POLL_S = 0.1
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def free_port() -> int:
@@ -73,6 +74,7 @@ class Service:
         self.file.write_text(yaml.safe_dump(document))
         self.log = self._scratch / "serve.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._family: list[psutil.Process] = []
 
     def start(self, *, wait: bool = True) -> None:
         environment = {
@@ -109,19 +111,18 @@ class Service:
     def interrupt(self) -> None:
         """As Ctrl-C does."""
         assert self._process
+        leader = psutil.Process(self._process.pid)
+        self._family = [leader, *leader.children(recursive=True)]
         self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> list[psutil.Process]:
         """End it as Ctrl-C does; returns what is still there afterwards (and ends that, too)."""
         assert self._process
-        family = [
-            psutil.Process(self._process.pid),
-            *psutil.Process(self._process.pid).children(recursive=True),
-        ]
-        self.interrupt()
+        if not self._family:
+            self.interrupt()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=60)
-        _, left = psutil.wait_procs(family, timeout=10)
+        _, left = psutil.wait_procs(self._family, timeout=10)
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -147,7 +148,7 @@ class Service:
             headers={"content-type": "application/json", **(headers or {})},
         )
         try:
-            answer = urllib.request.urlopen(request, timeout=timeout_s)
+            answer = _direct.open(request, timeout=timeout_s)
         except urllib.error.HTTPError as error:
             answer = error
         with answer:

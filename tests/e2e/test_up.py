@@ -124,17 +124,20 @@ def test_a_wrong_key_is_named_by_its_path(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "none.yaml")
 
 
-def test_an_engine_that_cannot_start_is_said_in_one_line_and_everything_ends(tmp_path: Path) -> None:
+def test_an_engine_that_cannot_start_is_said_in_one_line_and_everything_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, _ = deployment(tmp_path, fake_model(fake={"fail_load": "the weights are not readable"}))
+    monkeypatch.setenv("SWITCHYARD_TEST_MARK", str(tmp_path))
     said = refusal(file)
     assert "hot could not start: RuntimeError: the weights are not readable" in said
-    assert not [process for process in psutil.process_iter() if str(tmp_path) in " ".join(_command(process))]
+    assert not [process for process in psutil.process_iter() if _mark(process) == str(tmp_path)]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _mark(process: psutil.Process) -> str | None:
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
+        return process.environ().get("SWITCHYARD_TEST_MARK") if process.pid != os.getpid() else None
+    return None
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])

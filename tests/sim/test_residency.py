@@ -41,6 +41,7 @@ class Running:
 
     ready_at: float
     in_flight: int = 0
+    arrived: int = 0
     closing: bool = False
     drains: bool = False
     gone_at: float | None = None
@@ -84,7 +85,8 @@ class World:
         if engine is None or engine.closing or self.now < engine.ready_at:
             return False
         engine.in_flight += 1
-        self.tell(Activity(model, engine.in_flight))
+        engine.arrived += 1
+        self.tell(Activity(model, engine.in_flight, engine.arrived))
         return True
 
     def begin_unseen(self, model: str) -> bool:
@@ -93,13 +95,14 @@ class World:
         if engine is None or engine.closing or self.now < engine.ready_at:
             return False
         engine.in_flight += 1
+        engine.arrived += 1
         return True
 
     def finish(self, model: str) -> None:
         engine = self.engines.get(model)
         if engine and engine.in_flight:
             engine.in_flight -= 1
-            self.tell(Activity(model, engine.in_flight))
+            self.tell(Activity(model, engine.in_flight, engine.arrived))
 
     def die(self, model: str) -> None:
         engine = self.engines.get(model)
@@ -129,7 +132,7 @@ class World:
                 engine = self.engines[model]
                 if engine.in_flight and not drain:
                     self.tell(StillBusy(model))
-                    self.tell(Activity(model, engine.in_flight))
+                    self.tell(Activity(model, engine.in_flight, engine.arrived))
                     return
                 engine.closing, engine.drains = True, drain
                 engine.gone_at = self.now + self.unload_s
@@ -543,19 +546,22 @@ def test_model_in_use_loading_waited_for_or_just_granted_is_never_unloaded(seed:
     granted: dict[str, float] = {}
     told: dict[str, int] = {}
     awake_since: dict[str, float] = {}
+    arrived: dict[str, int] = {}
 
     def hear(event: Event) -> None:
         if isinstance(event, Loaded | StillBusy):
             awake_since[event.model] = w.now
         if isinstance(event, Activity):
             told[event.model] = event.in_flight
-            granted.pop(event.model, None)  # it has arrived
+            if event.arrived > arrived.get(event.model, 0):
+                granted.pop(event.model, None)  # it has arrived
+            arrived[event.model] = event.arrived
 
     def check(event: Event, action: Action) -> None:
         if isinstance(action, Grant):
             granted[action.model] = w.now
         if isinstance(action, Load):
-            told[action.model] = 0
+            told[action.model] = arrived[action.model] = 0
             granted.pop(action.model, None)
         if isinstance(action, Unload):
             name = action.model
@@ -680,9 +686,12 @@ def test_everybody_who_waits_is_granted_or_refused_in_the_end(seed: int) -> None
 def test_models_get_room_in_the_order_in_which_they_were_first_waited_for(seed: int) -> None:
     w = random_world(seed)
     since: dict[str, float] = {}
+    returned: set[str] = set()
     original = w.tell
 
     def tell(event: Event) -> None:
+        if isinstance(event, Unwanted):
+            returned.add(event.model)  # may keep its place for a moment: not compared
         if isinstance(event, Wanted) and event.model not in since and w.stage(event.model) is not Stage.AWAKE:
             since[event.model] = w.now
         original(event)
@@ -694,10 +703,54 @@ def test_models_get_room_in_the_order_in_which_they_were_first_waited_for(seed: 
             earlier = [
                 name
                 for name, at in since.items()
-                if at < since.get(action.model, w.now) and w.policy.stage(name) is Stage.STOPPED and w.waiting[name]
+                if action.model not in returned
+                and at < since.get(action.model, w.now)
+                and w.policy.stage(name) is Stage.STOPPED
+                and w.waiting[name]
             ]
             assert not earlier, f"{action.model} got room before {earlier}"
 
     w.tell = tell  # type: ignore[method-assign]
     w.check = check
     live(w, seed)
+
+
+def test_old_request_that_ends_does_not_end_the_lease_of_a_new_grant() -> None:
+    w = awake(world(), "a")
+    w.begin("a")
+    w.run(30)
+    w.want("b")
+    w.want("a")
+    w.finish("a")
+    assert w.stage("a") is Stage.AWAKE
+    assert w.begin("a")
+    w.finish("a")
+    w.run(5)
+    assert w.actions(Grant, "b")
+
+
+def test_waiter_that_asks_again_at_once_keeps_its_place_and_its_age() -> None:
+    w = awake(world(model("a"), model("b"), model("c")), "a")
+    w.begin("a")
+    w.want("b")
+    for _ in range(40):
+        w.run(2)
+        w.leave("b")
+        w.want("b")
+        if not w.waiting["c"]:
+            w.want("c")
+    assert w.stage("a") is Stage.UNLOADING
+    w.finish("a")
+    w.run(5)
+    assert w.stage("b") is Stage.AWAKE
+
+
+def test_nobody_is_drained_for_a_waiter_who_has_left() -> None:
+    w = awake(world(), "a")
+    w.begin("a")
+    w.want("b")
+    w.run(1)
+    w.leave("b")
+    w.run(200)
+    assert w.stage("a") is Stage.AWAKE
+    assert w.actions(Load, "b") == []

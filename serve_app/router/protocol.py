@@ -1,0 +1,123 @@
+"""The front door's HTTP/1.1 connection: uvicorn's, with what it leaves open closed.
+
+- A request to upgrade to a protocol that we do not speak (`h2c`, which Java's client and `curl --http2` send with
+  every first request, or a websocket) is answered as if it had not asked, as RFC 9110 §7.8 wants. The parser ends a
+  message at such a head and would take its body for the next request.
+- A head is bounded in size (431) and in time; uvicorn bounds neither here.
+- What cannot be parsed is refused in OpenAI's shape.
+
+Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httptools
+import orjson
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from serve_app.errors import ApiError
+
+MAX_HEAD_BYTES = 64 * 1024
+HEAD_TIMEOUT_S = 30.0
+_LINGER_S = 1.0
+_HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+
+
+class FrontDoorProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._head_bytes = 0
+        self._in_head = True
+        self._ignored_upgrade = False
+        self._refused = False
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the time until the first head is complete."""
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the timer."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; go on after a request to upgrade as if it were an ordinary one."""
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        if self._in_head:
+            self._head_bytes += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            rest = data[upgrade.args[0] :]
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self._head_bytes = 0
+            self.data_received(head + rest)
+            return
+        except httptools.HttpParserError:
+            self._refuse(ApiError(400, "This is not HTTP/1.1.", code="invalid_http"))
+            return
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(
+                ApiError(431, f"The headers are larger than {MAX_HEAD_BYTES} bytes.", code="headers_too_large")
+            )
+
+    def on_message_begin(self) -> None:
+        """A new head begins, perhaps behind another request in the same segment."""
+        self._in_head = True
+        self._ignored_upgrade = False
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Start the request, unless its head must be parsed again without the wish to upgrade."""
+        self._in_head = False
+        self._head_bytes = 0
+        self._stop_timer()
+        self._ignored_upgrade = self.parser.should_upgrade()
+        if not self._ignored_upgrade:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Body bytes of the request under way."""
+        if not self._ignored_upgrade:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The end of the request under way."""
+        if not self._ignored_upgrade:
+            super().on_message_complete()
+
+    def _head_without_upgrade(self) -> bytes:
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
+        lines += [name + b": " + value for name, value in self.headers if name not in _HOP_BY_HOP]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _stop_timer(self) -> None:
+        if self._head_timer:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer and close; what comes after cannot be told from a request.
+
+        Closed at once, with bytes unread, the client would see a reset connection instead of the answer.
+        """
+        self._refused = True
+        body = orjson.dumps(error.payload())
+        self.transport.write(
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+            % (error.status, _REASONS[error.status], len(body), body)
+        )
+        self.loop.call_later(_LINGER_S, self.transport.close)
