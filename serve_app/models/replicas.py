@@ -88,11 +88,6 @@ def replicas_of(deployment: str) -> tuple[Replica, ...]:
     return _tables.get(deployment, ())
 
 
-def is_known(deployment: str) -> bool:
-    """Whether this process has heard of the deployment's replicas at all, even that there are none."""
-    return deployment in _tables
-
-
 def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:
     """Replace what is known of a deployment, as a whole: readers in other threads see the old or the new."""
     _tables[deployment] = tuple(replicas)

@@ -9,14 +9,14 @@ from typing import Any
 
 from serve_app.catalog import Catalog
 from serve_app.config import Model
-from serve_app.models.replicas import PublishedModel, Replica, Target, choose, is_known, replicas_of
+from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
 from serve_app.router.cold import Acquire, ColdStarts
 from serve_app.router.relay import Relay
 
 # Of several replicas' states of one model the first in this order is the model's.
 _STATE_RANKS = {"awake": 0, "loading": 1, "unloading": 2, "failed": 3, "stopped": 4}
 _PROBE_TIMEOUT_S = 2.0
-_KNOWN_WITHIN_S = 5.0
+_KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
 
 
@@ -28,6 +28,7 @@ class Fleet:
         self._deployments = deployments
         self._relay = relay
         self.cold = ColdStarts(acquire)
+        self._known_by = time.monotonic() + _KNOWN_WITHIN_S
 
     def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
         """An engine that may answer for the model; None if this process knows of none that was not tried."""
@@ -50,10 +51,12 @@ class Fleet:
         return found
 
     async def until_known(self, model: Model) -> None:
-        """Wait until Serve has told this process of the model's replicas; a new Router hears within moments."""
-        deadline = time.monotonic() + _KNOWN_WITHIN_S
-        known = self._deployments[model.id]
-        while not is_known(known) and time.monotonic() < deadline:  # noqa: ASYNC110 # told in another thread, once
+        """In a Router's first seconds: wait until Serve has told it of the model's replicas.
+
+        On an upgrade it gets requests at once, and the model is there all the time.
+        """
+        deployment = self._deployments[model.id]
+        while not replicas_of(deployment) and time.monotonic() < self._known_by:  # noqa: ASYNC110 # another thread's
             await asyncio.sleep(_KNOWN_POLL_S)
 
     def _replicas(self, model: Model) -> tuple[Replica, ...]:

@@ -103,7 +103,9 @@ def fake_models() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def fake() -> Iterator[Service]:
     """Scripted engines: two replicas of four places each, and two lazy models with room for one of them."""
-    with running(fake_models(), pool={"memory_gb": 1.5, "min_residency_s": 0.5, "ageing_s": 3}, router={"hold_s": 8}) as service:
+    with running(
+        fake_models(), pool={"memory_gb": 1.5, "min_residency_s": 0.5, "ageing_s": 3}, router={"hold_s": 8}
+    ) as service:
         yield service
 
 

@@ -76,7 +76,7 @@ def empty_tables() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def routed(pool: Pool, settings: Config | None = None) -> AsyncIterator[RouterApp]:
-    set_replicas("Pool", [])
+    set_replicas("Pool", [Replica("pool-0", {}, SECRET, {}, True)])
     app = RouterApp(settings or config(), {HOT: "Hot", COLD: "Pool", "embedder": "Pool"}, pool.acquire, "test")
     yield app
     await app._relay.close()
