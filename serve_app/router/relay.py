@@ -82,6 +82,7 @@ class Relay:
                 target.url + "/health",
                 headers={SECRET_HEADER: target.secret},
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
+                trace_request_ctx=_Connection(),
             ) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
