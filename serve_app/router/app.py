@@ -8,18 +8,19 @@ from collections.abc import Mapping
 
 import orjson
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.catalog import AUTO, catalog_of
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.cold import Acquire
 from serve_app.router.fleet import Fleet
-from serve_app.router.generate import PATHS, Generate
+from serve_app.router.generate import PATHS, Generate, request_id
 from serve_app.router.relay import Relay
 from serve_app.router.reply import retry_after
 from serve_app.routing.facts import Endpoint
@@ -27,6 +28,7 @@ from serve_app.routing.facts import Endpoint
 _CREATED = int(time.time())
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
+_ENGINE_PATHS = frozenset(PATHS.values())
 
 
 class RouterApp:
@@ -66,7 +68,13 @@ class RouterApp:
         self._open += 1
         try:
             full = self._open > self._max_open and scope["path"] not in _ALWAYS_ANSWERED
-            await (_full if full else self._app)(scope, receive, send)
+            if full:
+                await _full(scope, receive, _with_request_id(scope, send))
+            elif scope["path"] in _ENGINE_PATHS and scope["method"] == "POST":
+                # Says its id with everything else that the router knows of it (`Generate`).
+                await self._app(scope, receive, send)
+            else:
+                await self._app(scope, receive, _with_request_id(scope, send))
         finally:
             self._open -= 1
 
@@ -127,6 +135,17 @@ class RouterApp:
             "loads": status.loads,
             "failure": status.failure or None,
         }
+
+
+def _with_request_id(scope: Scope, send: Send) -> Send:
+    name, value = b"x-request-id", request_id(Headers(scope=scope)).encode()
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (name, value)]
+        await send(message)
+
+    return sending
 
 
 async def _full(scope: Scope, receive: Receive, send: Send) -> None:

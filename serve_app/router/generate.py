@@ -65,7 +65,7 @@ class Generate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         reply = Reply(send, stream=False)
-        reply.headers["x-request-id"] = _request_id(headers)
+        reply.headers["x-request-id"] = request_id(headers)
         try:
             parsed = await read_json(
                 headers,
@@ -188,7 +188,7 @@ def _encoded(body: dict[str, Any]) -> bytes:
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
 
 
-def _request_id(headers: Headers) -> str:
+def request_id(headers: Headers) -> str:
     """The client's own id where it is a sane header value, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex

@@ -670,3 +670,11 @@ async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> Non
         assert (await Call(app, path="/ready", method="GET").done()).status == 200
         upstream.script = answer(500, {})
         assert (await Call(app, path="/ready", method="GET").done()).status == 503
+
+
+@pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/nowhere", "GET"), ("/v1/completions", "GET")])
+async def test_every_answer_has_a_request_id(pool: Pool, path: str, method: str) -> None:
+    async with routed(pool) as app:
+        own = await Call(app, path=path, method=method, headers={"x-request-id": "job/42"}).done()
+        assert own.headers["x-request-id"] == "job/42"
+        assert (await Call(app, path=path, method=method).done()).headers["x-request-id"]
