@@ -33,38 +33,23 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from serve_app.config import FakeScript
 from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
 
 _OVERRIDE = re.compile(r"fake\[([^\]]*)\]")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Script:
+class Script(FakeScript):
     """How a fake engine behaves; see the module."""
-
-    load_s: float = 0.0
-    fail_load: str = ""
-    hang_load: bool = False
-    memory_mb: int = 0
-    context: int = 4096
-    ttft_s: float = 0.0
-    tpot_s: float = 0.0
-    tokens: int = 16
-    text: str = ""
-    reasoning: str = ""
-    fail_at: int = -1
-    die_at: int = -1
-    stall_at: int = -1
-    cut: int = 0
 
     def for_request(self, body: dict[str, Any]) -> Script:
         """The script with what this request asks for in `fake[...]`."""
         found = _OVERRIDE.search(_last_text(body))
         if not found:
             return self
-        types: dict[str, Any] = {field.name: type(field.default) for field in dataclasses.fields(self)}
+        types: dict[str, Any] = {name: type(field.default) for name, field in Script.model_fields.items()}
         pairs = [part.split("=", 1) for part in found[1].split(",") if "=" in part]
-        return dataclasses.replace(self, **{key: types[key](value) for key, value in pairs if key in types})
+        return self.model_copy(update={key: types[key](value) for key, value in pairs if key in types})
 
     def words(self, limit: int) -> list[str]:
         """The answer as tokens, at most `limit`."""
