@@ -68,6 +68,41 @@ def check(
         raise typer.Exit(1)
 
 
+@app.command()
+def preview(
+    prompt: Annotated[str, typer.Argument(help="The last user message.")] = "",
+    config: Annotated[Path, typer.Option(help="The deployment file to decide by.")] = Path("deployments/local.yaml"),
+    system: Annotated[str, typer.Option(help="A system prompt.")] = "",
+    model: Annotated[str, typer.Option(help="What the client would ask for.")] = "auto",
+    body: Annotated[str, typer.Option(help="A whole chat body instead: a JSON file, or - for standard input.")] = "",
+    url: Annotated[str, typer.Option(help="Ask a running service, e.g. http://127.0.0.1:8000.")] = "",
+) -> None:
+    """Show which model would answer, whether it would think, and why. Runs nothing."""
+    from serve_app.preview import PreviewError, ask_service, chat_body, decide_offline, show
+
+    try:
+        asked = chat_body(prompt, system, model, body)
+        show(ask_service(url, asked) if url else decide_offline(config, asked), _console)
+    except ConfigError as error:
+        raise _fail("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
+    except PreviewError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def shadow(
+    files: Annotated[list[Path], typer.Argument(help="Records of shadow mode (routing.shadow.file).")],
+) -> None:
+    """Compare what was applied with what would have been decided."""
+    from serve_app.preview import show_comparison
+    from serve_app.telemetry.shadow import compare
+
+    try:
+        show_comparison(compare(files), _console)
+    except (ValueError, OSError) as error:
+        raise _fail(str(error)) from None
+
+
 @models_app.command("fetch")
 def fetch_models(
     names: Annotated[list[str], typer.Argument(help=f"Any of: {', '.join(MODELS)}.")],

@@ -15,11 +15,12 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serve_app.engines.base import EngineSpec
+from serve_app.routing_schema import RoutingSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tier = Literal["resident", "lazy"]
-Ability = Literal["chat", "completions", "tools", "json", "embeddings"]
+Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
@@ -241,6 +242,12 @@ class RouterSettings(_Strict):
     )
 
 
+class Telemetry(_Strict):
+    """What leaves the service besides answers and Ray's metrics."""
+
+    otlp_endpoint: str = Field("", description="OTLP/HTTP collector for traces, e.g. http://host:4318/v1/traces.")
+
+
 class Config(_Strict):
     """The application's `args`."""
 
@@ -251,6 +258,8 @@ class Config(_Strict):
     )
     router: RouterSettings = RouterSettings()
     pool: Pool = Pool()
+    routing: RoutingSettings = RoutingSettings()
+    telemetry: Telemetry = Telemetry()
     models: Annotated[list[Model], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -276,6 +285,19 @@ class Config(_Strict):
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _routing_names(self) -> Self:
+        ids = {model.id for model in self.models if "chat" in model.abilities}
+        small = self.routing.small_model
+        if small is not None and small not in ids:
+            raise ValueError(f"routing.small_model: {small} is not the id of a chat model here")
+        for index, rule in enumerate(self.routing.rules):
+            if rule.then.model is not None and rule.then.model not in ids:
+                raise ValueError(
+                    f"routing.rules[{index}].then.model: {rule.then.model} is not the id of a chat model here"
+                )
         return self
 
     @model_validator(mode="after")
@@ -346,8 +368,9 @@ def problems_of(error: ValidationError) -> list[str]:
             message = "no such key"
         elif problem["type"] == "missing":
             message = "missing"
-        elif problem["type"] == "value_error" and (inner := re.match(r"([a-z_.\[\]0-9]+): (.*)", message, re.S)):
-            path = ".".join(filter(None, [path, inner[1]]))
+        elif problem["type"] == "value_error" and (inner := re.match(r"([a-z_.\[\]0-9-]+): (.*)", message, re.S)):
+            separator = "" if inner[1].startswith((".", "[")) or not path else "."
+            path += separator + inner[1]
             message = inner[2]
         lines.append(f"{path}: {message}" if path else message)
     return lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from starlette.applications import Starlette
@@ -19,11 +20,20 @@ from serve_app.catalog import AUTO, catalog_of
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.cold import Acquire
-from serve_app.router.fleet import Fleet
+from serve_app.router.decider import Decider
+from serve_app.router.explain import Explain
+from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.preview import Preview
 from serve_app.router.relay import Relay
 from serve_app.router.reply import retry_after
+from serve_app.router.tokens import TokenCounter
 from serve_app.routing.facts import Endpoint
+from serve_app.routing.policy import policy_of
+from serve_app.scoring import scorer_of
+from serve_app.scoring.guard import NotReady
+from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
+from serve_app.telemetry.tracing import Tracing, tracer_to
 
 _CREATED = int(time.time())
 # Probes must see a full Router as alive.
@@ -34,24 +44,42 @@ _ENGINE_PATHS = frozenset(PATHS.values())
 class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
-    `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine.
+    `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
+    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions.
     """
 
-    def __init__(self, config: Config, deployments: Mapping[str, str], acquire: Acquire, identity: str) -> None:
+    def __init__(
+        self,
+        config: Config,
+        deployments: Mapping[str, str],
+        acquire: Acquire,
+        identity: str,
+        *,
+        meter: Meter = no_meter,
+        front_door: bool = True,
+    ) -> None:
         self._identity = identity
+        self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
         self.fleet = Fleet(self._catalog, deployments, acquire, self._relay)
         self._max_open = config.router.max_in_flight
         self._open = 0
-        policy = policy_hash(config)
+        policy = policy_of(self._catalog, config.routing)
+        view = FleetView(self.fleet, self._catalog.models)
+        self._decider = Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
+        explain = Explain(policy_hash(config))
+        counts = DecisionCounts(meter)
+        endpoint = config.telemetry.otlp_endpoint
+        tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
         def generate(endpoint: Endpoint) -> Generate:
-            return Generate(endpoint, self._catalog, self.fleet, self._relay, config.router, policy)
+            return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
 
         self._app = Starlette(
             routes=[
                 *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
+                Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/health", self.health),
@@ -82,10 +110,20 @@ class RouterApp:
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
+                await self._decider.close()
                 await self._relay.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+            if self._front_door:
+                await self._decider.start()
             await send({"type": "lifespan.startup.complete"})
+
+    async def _ask_default(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Have the default model answer a chat body of the scorer's."""
+        target = self.fleet.target(self._catalog.models[self._catalog.default_id])
+        if target is None:
+            raise NotReady
+        return await self._relay.call(target, PATHS["chat"], orjson.dumps(body))
 
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""

@@ -15,6 +15,7 @@ from serve_app import log
 from serve_app.config import Config
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
+from serve_app.telemetry.ray_metrics import decision_meter
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,14 @@ class Router:
             deployments |= {model.id: pool[0] for model in config.lazy}
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
 
-        def new_app() -> RouterApp:
-            return RouterApp(config, deployments, self._acquire, identity)
+        meter = decision_meter()
+
+        def new_app(*, front_door: bool = True) -> RouterApp:
+            return RouterApp(config, deployments, self._acquire, identity, meter=meter, front_door=front_door)
 
         self._listener = Listener(config.router, new_app, identity)
         global _ingress_app
-        _ingress_app = new_app()
+        _ingress_app = new_app(front_door=False)
         self._opening = asyncio.create_task(self._open_ways(residents, config.lazy[0].id if pool else ""))
         self._listener.start()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from serve_app.catalog import Catalog
@@ -12,12 +12,38 @@ from serve_app.config import Model
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
 from serve_app.router.cold import Acquire, ColdStarts
 from serve_app.router.relay import Relay
+from serve_app.routing.policy import ModelState
 
 # Of several replicas' states of one model the first in this order is the model's.
 _STATE_RANKS = {"awake": 0, "loading": 1, "unloading": 2, "failed": 3, "stopped": 4}
 _PROBE_TIMEOUT_S = 2.0
 _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
+_WARM_S = 600.0
+_WARM_PAUSE_S = 5.0
+
+
+class FleetView(Mapping[str, ModelState]):
+    """How soon each model would answer, looked up when asked."""
+
+    def __init__(self, fleet: Fleet, models: Mapping[str, Model]) -> None:
+        self._fleet = fleet
+        self._models = models
+
+    def __getitem__(self, model_id: str) -> ModelState:
+        model = self._models[model_id]
+        if model.tier == "resident":
+            return ModelState(awake=True)
+        if self._fleet.target(model):
+            return ModelState(awake=True)
+        status = self._fleet.status(model)
+        return ModelState(awake=False, wake_s=status.expected_load_s * (1 - status.progress))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
 
 
 class Fleet:
@@ -28,6 +54,7 @@ class Fleet:
         self._deployments = deployments
         self._relay = relay
         self.cold = ColdStarts(acquire)
+        self._warming: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
 
     def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
@@ -85,6 +112,20 @@ class Fleet:
             loads=sum(found.loads for found in states),
             failure=best.failure,
         )
+
+    def warm(self, model: Model) -> None:
+        """Have a model loaded in the background, once; nobody is told how it went."""
+        if model.tier == "lazy" and model.id not in self._warming:
+            task = asyncio.create_task(self._warm(model))
+            self._warming[model.id] = task
+            task.add_done_callback(lambda _: self._warming.pop(model.id, None))
+
+    async def _warm(self, model: Model) -> None:
+        with self.cold.wait(model.id) as call:
+            await asyncio.wait([call], timeout=_WARM_S)
+        if call.done() and not call.cancelled() and call.exception():
+            # A refusal (failed lately, no room): do not ask the pool again for every request.
+            await asyncio.sleep(_WARM_PAUSE_S)
 
     async def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Whether this Router can do its main job now, and the details: asked of the engines themselves."""

@@ -14,24 +14,26 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.catalog import Catalog
-from serve_app.config import Model, RouterSettings
+from serve_app.config import Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import Target
 from serve_app.router.body import ClientGone, read_json
+from serve_app.router.decider import Decider
+from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.relay import NotServed, Relay, broken
 from serve_app.router.reply import Reply
-from serve_app.routing.decide import Decision, decide, engine_body
-from serve_app.routing.facts import Endpoint, Facts, read_facts
+from serve_app.router.shape import Shape, shape_of
+from serve_app.routing.facts import Endpoint
+from serve_app.routing.outgoing import engine_body
+from serve_app.telemetry.decisions import DecisionCounts
+from serve_app.telemetry.tracing import Tracing, describe
 
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
 }
-# Of the client's headers only these go on to the engine.
-_PASSED_ON = ("traceparent", "tracestate")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
@@ -49,18 +51,24 @@ class Generate:
     def __init__(
         self,
         endpoint: Endpoint,
-        catalog: Catalog,
+        config: Config,
+        decider: Decider,
+        explain: Explain,
         fleet: Fleet,
         relay: Relay,
-        settings: RouterSettings,
-        policy: str,
+        counts: DecisionCounts,
+        tracing: Tracing,
     ) -> None:
         self._endpoint = endpoint
-        self._catalog = catalog
+        self._decider = decider
+        self._explain = explain
         self._fleet = fleet
         self._relay = relay
-        self._settings = settings
-        self._policy = policy
+        self._counts = counts
+        self._tracing = tracing
+        self._settings = config.router
+        self._reasoning_fields = config.routing.reasoning_fields
+        self._models = {model.id: model for model in config.models}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -73,14 +81,25 @@ class Generate:
                 max_bytes=self._settings.max_body_bytes,
                 timeout_s=self._settings.body_timeout_s,
             )
-            began = time.perf_counter()
-            facts = read_facts(parsed, self._endpoint)
-            decision = decide(facts, self._catalog)
-            model = self._catalog.models[decision.model_id]
+            decided = await self._decider.decide(parsed, self._endpoint, headers)
+            if decided.cold and decided.wait_s is not None:
+                await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+                decided = await self._decider.decide(parsed, self._endpoint, headers)
+            self._decider.remember(decided)
+            facts, decision = decided.facts, decided.decision
+            model = self._models[decision.model_id]
             body = _encoded(engine_body(facts, decision, model))
-            self._explain(reply, decision, time.perf_counter() - began)
+            self._explain(reply.headers, decided, headers)
+            self._counts.count(decision)
+            if decision.better and self._decider.warms:
+                self._fleet.warm(self._models[decision.better])
             reply.stream = facts.stream
-            await _while_connected(receive, self._serve(model, facts, body, headers, reply))
+            patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
+            shape = shape_of(facts, decision, model, self._reasoning_fields)
+            passed: dict[str, str] = {}
+            with self._tracing.request(PATHS[self._endpoint], headers, passed) as span:
+                describe(span, decision)
+                await _while_connected(receive, self._serve(model, body, shape, passed, reply, patience))
         except ApiError as error:
             await reply.error(error)
         except ClientGone:
@@ -91,25 +110,18 @@ class Generate:
                 await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
             raise
 
-    def _explain(self, reply: Reply, decision: Decision, decision_s: float) -> None:
-        reply.headers |= {
-            "x-router-model": decision.model_id,
-            "x-router-model-source": decision.model_source,
-            "x-router-thinking": "on" if decision.thinking else "off",
-            "x-router-thinking-source": decision.thinking_source,
-            "x-router-decision-ms": f"{decision_s * 1000:.3f}",
-            "x-router-policy": self._policy,
-        }
-        if decision.budget is not None:
-            reply.headers["x-router-budget"] = str(decision.budget)
-        if decision.warnings:
-            reply.headers["x-router-warning"] = "; ".join(decision.warnings)
+    async def _await_better(self, model_id: str, patience_s: float) -> None:
+        """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
+        model = self._models[model_id]
+        with self._fleet.cold.wait(model.id) as call:
+            await asyncio.wait([call], timeout=min(patience_s, self._settings.hold_s))
 
-    async def _serve(self, model: Model, facts: Facts, body: bytes, headers: Headers, reply: Reply) -> None:
-        passed = {name: headers[name] for name in _PASSED_ON if name in headers}
+    async def _serve(
+        self, model: Model, body: bytes, shape: Shape, passed: dict[str, str], reply: Reply, patience_s: float
+    ) -> None:
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
         passed["x-request-id"] = uuid.uuid4().hex
-        deadline = time.monotonic() + self._settings.hold_s
+        deadline = time.monotonic() + patience_s
         tried: set[str] = set()
         wakes = 0
         deaths = 0
@@ -124,11 +136,11 @@ class Generate:
                 await asyncio.sleep(_WAKE_PAUSE_S * wakes)
                 wakes += 1
                 tried.clear()
-                target = await self._wake(model, reply, deadline)
+                target = await self._wake(model, reply, deadline, patience_s)
             if target is None:
                 raise self._full(model) if full else broken("died") if deaths else self._absent(model)
             try:
-                await self._relay.run(target, PATHS[facts.endpoint], body, passed, reply)
+                await self._relay.run(target, PATHS[self._endpoint], body, passed, reply, shape)
                 return
             except NotServed as not_served:
                 deaths += not_served.died
@@ -141,14 +153,14 @@ class Generate:
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
 
-    async def _wake(self, model: Model, reply: Reply, deadline: float) -> Target:
+    async def _wake(self, model: Model, reply: Reply, deadline: float, patience_s: float) -> Target:
         """Wait for the model to load, until the deadline; a stream hears how far it is."""
         began = time.monotonic()
         with self._fleet.cold.wait(model.id) as call:
             while not call.done():
                 step = deadline - time.monotonic()
                 if step <= 0:
-                    raise self._still_loading(model)
+                    raise self._still_loading(model, patience_s)
                 if reply.stream:
                     step = min(step, self._settings.loading_comment_s)
                 await asyncio.wait([call], timeout=step)
@@ -158,10 +170,10 @@ class Generate:
         reply.headers["x-router-cold-start-ms"] = str(round((time.monotonic() - began) * 1000))
         return target
 
-    def _still_loading(self, model: Model) -> ApiError:
+    def _still_loading(self, model: Model, patience_s: float) -> ApiError:
         status = self._fleet.status(model)
         return unavailable(
-            f"{model.id} is still loading; it was waited for {self._settings.hold_s:g} s.",
+            f"{model.id} is still loading; it was waited for {patience_s:g} s.",
             code="model_loading",
             retry_after_s=max(1.0, status.expected_load_s * (1 - status.progress)),
         )

@@ -15,6 +15,7 @@ from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER
 from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import Target
 from serve_app.router.reply import Reply
+from serve_app.router.shape import Shape
 
 logger = logging.getLogger(__name__)
 
@@ -88,15 +89,30 @@ class Relay:
         except (aiohttp.ClientError, TimeoutError):
             return False
 
-    async def run(self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
+    async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
+        """One small request of the Router's own. Raises `aiohttp.ClientError`, or `ApiError` for a refusal."""
+        headers = {SECRET_HEADER: target.secret, "content-type": "application/json"}
+        async with self._client().post(
+            target.url + path, data=body, headers=headers, trace_request_ctx=_Connection()
+        ) as response:
+            if response.status != 200:
+                raise await _engine_error(response)
+            answer: dict[str, Any] = orjson.loads(await response.read())
+            return answer
+
+    async def run(
+        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, shape: Shape
+    ) -> None:
         """Answer from this engine. Raises `NotServed`, or `ApiError` for what the engine refused or broke."""
         self.in_flight[target.replica_id] += 1
         try:
-            await self._run(target, path, body, headers, reply)
+            await self._run(target, path, body, headers, reply, shape)
         finally:
             self.in_flight[target.replica_id] -= 1
 
-    async def _run(self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply) -> None:
+    async def _run(
+        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, shape: Shape
+    ) -> None:
         sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
         connection = _Connection()
         try:
@@ -120,20 +136,20 @@ class Relay:
             if response.status != 200:
                 raise await _engine_error(response)
             if reply.stream:
-                await _relay_stream(response, reply)
+                await _relay_stream(response, reply, shape)
             else:
-                await _relay_whole(response, reply)
+                await _relay_whole(response, reply, shape)
 
 
-async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply) -> None:
+async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, shape: Shape) -> None:
     try:
         body = await response.read()
     except aiohttp.ClientError as error:
         raise broken(type(error).__name__) from None
-    await reply.whole(200, b"application/json", body)
+    await reply.whole(200, b"application/json", shape.whole(body))
 
 
-async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
+async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, shape: Shape) -> None:
     chunks = response.content.iter_any()
     try:
         # No status before the engine's first event: what fails at its first step is then still a status.
@@ -148,9 +164,9 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply) -> None:
             # Whole events only: were half of one passed on and the engine died, no valid event could follow.
             whole, rest = _split(rest + chunk if rest else chunk)
             if (fault := whole.find(_STREAM_ERROR)) >= 0:
-                await reply.chunk(whole[:fault])
+                await reply.chunk(shape.events(whole[:fault]))
                 raise _stream_error(whole[fault:])
-            await reply.chunk(whole)
+            await reply.chunk(shape.events(whole))
             chunk = await anext(chunks, b"")
     except aiohttp.ClientError as error:
         raise broken(type(error).__name__) from None

@@ -1,28 +1,50 @@
-"""The decision: which model answers, and whether it thinks, each with its source. Pure."""
+"""The decision: which model answers, and whether it thinks, each with its source. Pure.
+
+Order of both choices: hard constraints, what the client said, what the conversation keeps, rules, scorer, default.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from serve_app.catalog import AUTO, Catalog
+from serve_app.catalog import AUTO
 from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
+from serve_app.routing.excerpt import Excerpt, read_excerpt
 from serve_app.routing.facts import Facts
+from serve_app.routing.lexical import Score, shipped_lexicon
+from serve_app.routing.policy import Policy, View
+from serve_app.routing.rules import Request, tasks_of
+from serve_app.routing.sticky import Past, switch_cost_s, turn_id
 from serve_app.routing.thinking import Wish, wishes
+from serve_app.routing_schema import Rule
 
 _PROFILES = {"think": True, "fast": False}
-# Of a client's max_tokens this share stays free for the answer when it names a thinking budget too.
+# Of the tokens that an answer may have this share stays free of thinking.
 _ANSWER_SHARE = 0.25
-# Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
-_ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget")
+# An estimate of the prompt's tokens may be wrong by this factor, either way.
+ESTIMATE_ERROR = 1.5
+# A follow-up that names nothing of its own.
+_FOLLOW_UP_TOKENS = 12
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Step:
+    """One stage of the decision: what it was asked for (`model` or `thinking`), and what it said."""
+
+    step: str
+    about: str
+    verdict: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
     """Which model answers and whether it thinks. `budget`: thinking tokens, None for no limit.
 
-    `warnings` are for the client: what it said that could not be followed, or contradicted itself.
+    `better`: the model that would have answered, were it awake; the caller loads it. `fallback` says so in words.
+    `judged`: what rules or scorer thought, for the conversation's memory. `undecided`: a scorer may be asked, and
+    the decision made again with its score. `warnings` are for the client: what could not be followed.
     """
 
     model_id: str
@@ -30,67 +52,371 @@ class Decision:
     thinking: bool
     thinking_source: str
     budget: int | None = None
+    rule: str | None = None
+    score: Score | None = None
+    better: str | None = None
+    fallback: str | None = None
+    judged: bool | None = None
+    undecided: bool = False
     warnings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
 
 
-def decide(facts: Facts, catalog: Catalog) -> Decision:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Setting:
+    """What a decision depends on besides body and policy.
+
+    `tokens`: the prompt's exact size where it was counted; `now_s`: on the clock of `past`.
+    """
+
+    view: View
+    past: Past | None = None
+    score: Score | None = None
+    tokens: int | None = None
+    now_s: float = 0.0
+
+
+def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
     """Decide one request. Raises `ApiError` for what no model can do; the client's own choice always wins."""
-    model, source, profile = _choose_model(facts, catalog)
-    _check_fit(facts, model)
-    said = wishes(facts, model.thinking)
-    if profile:
-        said.append(profile)
-    if facts.endpoint != "chat":
-        # Raw text has no template, and so no switch.
-        return Decision(model.id, source, False, facts.endpoint)
-    if not model.thinking.supported:
-        asked = next((wish for wish in said if wish.thinking), None)
-        warning = f"{model.id} cannot think; {asked.source} was not followed" if asked else ""
-        return Decision(model.id, source, False, "unsupported", warnings=(warning,) if asked else ())
-    if not said:
-        return Decision(model.id, source, model.thinking.default, "default")
-    winner = said[0]
-    warnings = tuple(
-        f"{winner.source} overrides {wish.source}" for wish in said[1:] if wish.thinking != winner.thinking
-    )
-    return Decision(
-        model.id,
-        source,
-        winner.thinking,
-        winner.source,
-        budget=_budget(said, facts.max_tokens),
-        warnings=warnings,
-    )
+    return _Deciding(facts, policy, setting).decide()
 
 
-def _choose_model(facts: Facts, catalog: Catalog) -> tuple[Model, str, Wish | None]:
-    name = facts.model
-    if name is None or name == AUTO:
-        return _default_model(facts, catalog), "default", None
-    if model := catalog.find(name):
-        return model, "explicit" if model.id == name else "alias", None
-    # Profiles come last, so that ids which themselves hold a colon keep working.
-    base, _, suffix = name.rpartition(":")
-    if suffix in _PROFILES:
-        profile = Wish(_PROFILES[suffix], "profile")
-        if base == AUTO:
-            return _default_model(facts, catalog), "default", profile
-        if model := catalog.find(base):
-            return model, "explicit" if model.id == base else "alias", profile
-    raise model_not_found()
+class _Deciding:
+    """The stages of one decision, and the steps they leave."""
+
+    def __init__(self, facts: Facts, policy: Policy, setting: Setting) -> None:
+        self._facts = facts
+        self._policy = policy
+        self._catalog = policy.catalog
+        self._settings = policy.settings
+        self._setting = setting
+        self._steps: list[Step] = []
+        self._excerpt: Excerpt | None = facts.excerpt
+        self._thinking_rule: Rule | None = None
+        self._model_rule: Rule | None = None
+        self._score: Score | None = None
+        self._asked_scorer = False
+        self._rules_read = False
+
+    def decide(self) -> Decision:
+        named, source, profile = self._named_model()
+        if self._facts.endpoint != "chat":
+            model = named or self._able_default()
+            _check_fit(self._facts, model, self._setting.tokens)
+            # Raw text has no template, and so no switch.
+            return Decision(model.id, source, False, self._facts.endpoint, steps=tuple(self._steps))
+        better: Model | None = None
+        fallback: str | None = None
+        if named is None:
+            model, source, better, fallback = self._choose_model()
+        else:
+            model = named
+        _check_fit(self._facts, model, self._setting.tokens)
+        said = wishes(self._facts, model.thinking)
+        if profile:
+            said.append(profile)
+        thinking, thinking_source, budget, warnings = self._choose_thinking(model, said)
+        judged = self._judged() if thinking_source in ("rule", "scorer", "default", "sticky") else None
+        rule = self._thinking_rule if thinking_source == "rule" else None
+        rule = rule or (self._model_rule if source == "rule" else None)
+        return Decision(
+            model_id=model.id,
+            model_source=source,
+            thinking=thinking,
+            thinking_source=thinking_source,
+            budget=budget,
+            rule=rule.name if rule else None,
+            score=self._score,
+            better=better.id if better else None,
+            fallback=fallback,
+            judged=judged,
+            undecided=self._asked_scorer and self._setting.score is None,
+            warnings=warnings,
+            steps=tuple(self._steps),
+        )
+
+    def _say(self, step: str, about: str, verdict: str) -> None:
+        self._steps.append(Step(step, about, verdict))
+
+    # The model
+
+    def _named_model(self) -> tuple[Model | None, str, Wish | None]:
+        name = self._facts.model
+        if name is None or name == AUTO:
+            return None, "default", None
+        if model := self._catalog.find(name):
+            return self._explicit(model, name, None)
+        # Profiles come last, so that ids which themselves hold a colon keep working.
+        base, _, suffix = name.rpartition(":")
+        if suffix in _PROFILES:
+            profile = Wish(_PROFILES[suffix], "profile")
+            if base == AUTO:
+                return None, "default", profile
+            if model := self._catalog.find(base):
+                return self._explicit(model, base, profile)
+        raise model_not_found()
+
+    def _explicit(self, model: Model, name: str, profile: Wish | None) -> tuple[Model, str, Wish | None]:
+        source = "explicit" if model.id == name else "alias"
+        self._say("explicit", "model", f"{model.id}, by {'its id' if source == 'explicit' else 'an alias'}")
+        return model, source, profile
+
+    def _able_default(self) -> Model:
+        """For what has no excerpt: the default model, or the first that can."""
+        default = self._catalog.models[self._catalog.default_id]
+        if self._facts.endpoint in default.abilities:
+            return default
+        return next(
+            (model for model in self._catalog.models.values() if self._facts.endpoint in model.abilities), default
+        )
+
+    def _choose_model(self) -> tuple[Model, str, Model | None, str | None]:
+        """The model for `auto`, its source, and the better one that is cold."""
+        default, narrowed = self._able_model()
+        source = "constraint" if narrowed else "default"
+        if narrowed:
+            return default, source, None, None
+        chosen, source = self._preferred_model(default)
+        if chosen.id == default.id or self._awake(chosen):
+            if source == "default":
+                self._say("default", "model", chosen.id)
+            return chosen, source, None, None
+        fallback = f"{chosen.id} is not awake; {default.id} answers"
+        self._say("fallback", "model", fallback)
+        return default, "fallback", chosen, fallback
+
+    def _able_model(self) -> tuple[Model, bool]:
+        """The default model, or another where it lacks the ability or the context."""
+        excerpt = self._read()
+        default = self._catalog.models[self._catalog.default_id]
+        needs = self._needs(excerpt)
+        if all(need in default.abilities for need in needs) and self._fits(default):
+            return default, False
+        able = [model for model in self._catalog.models.values() if all(need in model.abilities for need in needs)]
+        fitting = [model for model in able if self._fits(model)]
+        if not able:
+            if "vision" in needs:
+                raise bad_request("No model here takes images.", "messages", "unsupported_content")
+            # Tools and schemas: the engine of the default model says best what it does with them.
+            return default, False
+        if not fitting:
+            largest = max(able, key=lambda model: model.context)
+            if self._setting.tokens or self._tokens() / ESTIMATE_ERROR > largest.context:
+                raise _too_long(largest, self._tokens(), self._facts.max_tokens or 0)
+            fitting = [largest]  # its engine counts exactly
+        awake = [model for model in fitting if self._awake(model)]
+        chosen = min(awake or fitting, key=lambda model: (model.tier != "resident", model.context))
+        why = "context" if default in able else "abilities"
+        self._say("constraint", "model", f"{chosen.id}; {default.id} lacks the {why}")
+        return chosen, True
+
+    def _needs(self, excerpt: Excerpt) -> list[str]:
+        needs = ["chat"]
+        if excerpt.images:
+            needs.append("vision")
+        if excerpt.tools and self._facts.body.get("tool_choice") != "none":
+            needs.append("tools")
+        if self._facts.json_schema:
+            needs.append("json")
+        return needs
+
+    def _tokens(self) -> int:
+        return self._setting.tokens or self._read().prompt_tokens
+
+    def _fits(self, model: Model) -> bool:
+        room = model.context - (self._facts.max_tokens or 1)
+        return self._tokens() <= room
+
+    def _preferred_model(self, default: Model) -> tuple[Model, str]:
+        """What conversation, rules and scorer would have answer, and who said so."""
+        past = self._setting.past if self._settings.sticky.enabled else None
+        kept = self._catalog.find(past.model_id) if past else None
+        if kept and not (self._able(kept) and self._fits(kept)):
+            kept = None
+        if past and kept and self._same_turn(past):
+            self._say("sticky", "model", f"{kept.id}: same turn")
+            return kept, "sticky"
+        wanted, source, gain = self._wanted_model(default)
+        if past and kept and kept.id != wanted.id:
+            state = self._setting.view.get(wanted.id)
+            cost = switch_cost_s(
+                past,
+                self._settings.sticky,
+                now_s=self._setting.now_s,
+                load_s=0.0 if state is None or state.awake else state.wake_s,
+            )
+            if gain * self._settings.sticky.gain_s <= cost and self._awake(kept):
+                self._say("sticky", "model", f"{kept.id} kept; {wanted.id} is not worth {cost:.1f} s")
+                return kept, "sticky"
+        return wanted, source
+
+    def _able(self, model: Model) -> bool:
+        return all(need in model.abilities for need in self._needs(self._read()))
+
+    def _wanted_model(self, default: Model) -> tuple[Model, str, float]:
+        """The model, its source, and how much better it is (0 to 1) than any other."""
+        small = self._catalog.find(self._settings.small_model) if self._settings.small_model else None
+        if small and not (self._able(small) and self._fits(small)):
+            small = None
+        self._read_rules()
+        rule = self._model_rule
+        if rule and (rule.then.model or small):
+            named = self._catalog.find(rule.then.model) if rule.then.model else None
+            wanted = named or (small if rule.then.size == "small" and small else default)
+            if self._able(wanted) and self._fits(wanted):
+                self._say("rule", "model", f"{rule.name}: {wanted.id}")
+                return wanted, "rule", 1.0
+            self._say("rule", "model", f"{rule.name}: {wanted.id} cannot answer this")
+        else:
+            self._say("rule", "model", "none")
+        if small is None:
+            return default, "default", 0.0
+        score = self._scored()
+        small_below = self._settings.scorer.small_below or score.small_below
+        is_small = score.large < small_below
+        self._say("scorer", "model", f"{'small' if is_small else 'large'}: {score.large:.2f} ({score.kind})")
+        gain = min(1.0, 2 * abs(score.large - small_below))
+        return (small if is_small else default), "scorer", gain
+
+    def _awake(self, model: Model) -> bool:
+        state = self._setting.view.get(model.id)
+        return model.tier == "resident" if state is None else state.awake
+
+    # Thinking
+
+    def _choose_thinking(self, model: Model, said: list[Wish]) -> tuple[bool, str, int | None, tuple[str, ...]]:
+        if not model.thinking.supported:
+            asked = next((wish for wish in said if wish.thinking), None)
+            warning = f"{model.id} cannot think; {asked.source} was not followed" if asked else ""
+            self._say("constraint", "thinking", f"off: {model.id} cannot think")
+            return False, "unsupported", None, (warning,) if asked else ()
+        if said:
+            winner = said[0]
+            warnings = tuple(
+                f"{winner.source} overrides {wish.source}" for wish in said[1:] if wish.thinking != winner.thinking
+            )
+            self._say("explicit", "thinking", f"{_on(winner.thinking)}: {winner.source}")
+            return winner.thinking, winner.source, self._client_budget(model, said), warnings
+        self._say("explicit", "thinking", "nothing said")
+        thinking, source = self._policy_thinking(model)
+        return thinking, source, self._own_budget(model, source) if thinking else None, ()
+
+    def _policy_thinking(self, model: Model) -> tuple[bool, str]:
+        """What the router itself decides."""
+        if self._settings.thinking == "default":
+            self._say("default", "thinking", f"{_on(model.thinking.default)}: {model.id}'s")
+            return model.thinking.default, "default"
+        excerpt = self._read()
+        past = self._setting.past if self._settings.sticky.enabled else None
+        if past and self._same_turn(past):
+            self._say("sticky", "thinking", f"{_on(past.thinking)}: same turn")
+            return past.thinking, "sticky"
+        room = self._facts.max_tokens
+        if excerpt.prefilled or (room is not None and room < self._settings.min_answer_tokens):
+            why = "the answer is begun" if excerpt.prefilled else f"{room} tokens are too few"
+            self._say("constraint", "thinking", f"off: {why}")
+            return False, "constraint"
+        if past and past.judged is not None and self._follows_up(excerpt):
+            self._say("sticky", "thinking", f"{_on(past.judged)}: a follow-up, as what it follows")
+            return past.judged, "sticky"
+        self._say("sticky", "thinking", "a turn of its own" if past else "a new conversation")
+        self._read_rules()
+        if (rule := self._thinking_rule) and rule.then.thinking is not None:
+            self._say("rule", "thinking", f"{_on(rule.then.thinking)}: {rule.name}")
+            return rule.then.thinking, "rule"
+        self._say("rule", "thinking", "none")
+        score = self._scored()
+        threshold = self._settings.scorer.think_at or score.think_at
+        if abs(score.think - threshold) < self._settings.scorer.abstain:
+            self._say("scorer", "thinking", f"abstains: {score.think:.2f} ({score.kind})")
+            self._say("default", "thinking", f"{_on(model.thinking.default)}: {model.id}'s")
+            return model.thinking.default, "default"
+        thinking = score.think >= threshold
+        self._say("scorer", "thinking", f"{_on(thinking)}: {score.think:.2f} from {threshold:.2f} ({score.kind})")
+        return thinking, "scorer"
+
+    def _same_turn(self, past: Past) -> bool:
+        """Inside a tool loop: the same user turn as the conversation's last request, and tools in between."""
+        excerpt = self._read()
+        return excerpt.in_tool_loop and past.turn == turn_id(excerpt)
+
+    def _follows_up(self, excerpt: Excerpt) -> bool:
+        return (
+            excerpt.turns > 1 and excerpt.ask_tokens <= _FOLLOW_UP_TOKENS and "affirm" in tasks_of(excerpt.instruction)
+        )
+
+    def _judged(self) -> bool | None:
+        """The difficulty of this turn, for follow-ups to inherit."""
+        if self._thinking_rule:
+            return self._thinking_rule.then.thinking
+        if self._score:
+            return self._score.think >= (self._settings.scorer.think_at or self._score.think_at)
+        return self._setting.past.judged if self._setting.past else None
+
+    def _client_budget(self, model: Model, said: list[Wish]) -> int | None:
+        """The strongest budget that agrees with the winner, cut so that the answer keeps its share."""
+        if not said[0].thinking:
+            return None
+        wish = next((wish for wish in said if wish.thinking and (wish.budget or wish.unlimited)), None)
+        return self._clamped(model, wish.budget) if wish and wish.budget is not None else None
+
+    def _own_budget(self, model: Model, source: str) -> int | None:
+        """Where the client did not ask for it, thinking must not eat the answer that it did ask for."""
+        rule = self._thinking_rule
+        wanted = rule.then.budget if rule and source == "rule" else None
+        past = self._setting.past
+        if source == "sticky" and past and past.budget:
+            wanted = past.budget
+        wanted = wanted or self._settings.thinking_budget
+        if wanted is None and self._facts.max_tokens is None:
+            return None
+        return self._clamped(model, wanted if wanted is not None else model.context)
+
+    def _clamped(self, model: Model, budget: int) -> int:
+        """At most what leaves the answer its share of `max_tokens`, or else of what the context has left."""
+        room = self._facts.max_tokens
+        if room is None:
+            room = max(1, model.context - self._tokens())
+        return max(1, min(budget, int(room * (1 - _ANSWER_SHARE))))
+
+    # What several stages ask for, read once
+
+    def _read(self) -> Excerpt:
+        if self._excerpt is None:
+            self._excerpt = read_excerpt(self._facts.body["messages"], self._facts.body.get("tools") or ())
+        return self._excerpt
+
+    def _read_rules(self) -> None:
+        if self._rules_read:
+            return
+        self._rules_read = True
+        excerpt = self._read()
+        request = Request(
+            excerpt=excerpt,
+            tasks=tasks_of(excerpt.instruction),
+            model=self._facts.model,
+            json_schema=self._facts.json_schema,
+            header=self._facts.header,
+            key=self._facts.key,
+        )
+        self._thinking_rule, self._model_rule = self._policy.rules.decisive(request)
+
+    def _scored(self) -> Score:
+        self._asked_scorer = True
+        if self._score is None:
+            self._score = self._setting.score or shipped_lexicon().score(self._read())
+        return self._score
 
 
-def _default_model(facts: Facts, catalog: Catalog) -> Model:
-    """The resident model; for what it cannot do, the first one that can."""
-    default = catalog.models[catalog.default_id]
-    if facts.endpoint in default.abilities:
-        return default
-    return next((model for model in catalog.models.values() if facts.endpoint in model.abilities), default)
+def _on(thinking: bool) -> str:
+    return "on" if thinking else "off"
 
 
-def _check_fit(facts: Facts, model: Model) -> None:
+def _check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
     if facts.endpoint not in model.abilities:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
+    if facts.has_images and "vision" not in model.abilities:
+        raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,
@@ -99,42 +425,47 @@ def _check_fit(facts: Facts, model: Model) -> None:
             param="max_tokens",
             code="context_length_exceeded",
         )
+    if tokens is not None and tokens + (facts.max_tokens or 1) > model.context:
+        raise _too_long(model, tokens, facts.max_tokens or 0)
 
 
-def _budget(said: list[Wish], max_tokens: int | None) -> int | None:
-    """The strongest budget that agrees with the winner, cut so that the answer keeps its share."""
-    winner = said[0]
-    if not winner.thinking:
-        return None
-    wish = next((wish for wish in said if wish.thinking and (wish.budget or wish.unlimited)), None)
-    if wish is None or wish.budget is None:
-        return None
-    if max_tokens is None:
-        return wish.budget
-    return max(1, min(wish.budget, int(max_tokens * (1 - _ANSWER_SHARE))))
+def _too_long(model: Model, tokens: int, max_tokens: int) -> ApiError:
+    answer = f" and {max_tokens} for the answer" if max_tokens else ""
+    return ApiError(
+        400,
+        f"The prompt has about {tokens} tokens{answer}; {model.id} has a context of {model.context}.",
+        param="messages",
+        code="context_length_exceeded",
+    )
 
 
-def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any]:
-    """The body for the engine: the client's, with the model's id, the hard switch and what it left unset.
+def unsure_of_fit(facts: Facts, policy: Policy, prompt_tokens: int) -> list[Model]:
+    """The models into whose context the estimated prompt may or may not fit: worth counting exactly."""
+    need = facts.max_tokens or 1
+    name = facts.model
+    models = policy.catalog.models.values()
+    if name is not None and name != AUTO and not name.startswith(AUTO + ":"):
+        return []  # its own engine counts, and says so
+    return [
+        model
+        for model in models
+        if prompt_tokens / ESTIMATE_ERROR <= model.context - need < prompt_tokens * ESTIMATE_ERROR
+    ]
 
-    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came.
-    """
-    body = {**facts.body, "model": model.id}
-    for field in _ROUTER_FIELDS:
-        body.pop(field, None)
-    if not body.get("tools"):
-        # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
-        body.pop("tools", None)
-        if body.get("tool_choice") in ("none", "auto"):
-            del body["tool_choice"]
-    if facts.endpoint == "chat" and model.thinking.supported:
-        body["chat_template_kwargs"] = {
-            **body.get("chat_template_kwargs", {}),
-            "enable_thinking": decision.thinking,
-        }
-        if decision.budget is not None:
-            body["thinking_token_budget"] = decision.budget
-    if facts.endpoint == "embeddings":
-        return body
-    sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
-    return {**sampling.values(), **body}
+
+def as_json(decision: Decision) -> dict[str, Any]:
+    """The decision as `POST /v1/router/preview` answers it."""
+    return {
+        "model": decision.model_id,
+        "thinking": decision.thinking,
+        "budget": decision.budget,
+        "sources": {"model": decision.model_source, "thinking": decision.thinking_source},
+        "rule": decision.rule,
+        "score": round(decision.score.think, 4) if decision.score else None,
+        "size_score": round(decision.score.large, 4) if decision.score else None,
+        "scorer": decision.score.kind if decision.score else None,
+        "better_model": decision.better,
+        "fallback": decision.fallback,
+        "warnings": list(decision.warnings),
+        "steps": [dataclasses.asdict(step) for step in decision.steps],
+    }

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
+from serve_app.routing.excerpt import Excerpt, has_image, text_of
 
 Endpoint = Literal["chat", "completions", "embeddings"]
 Body = dict[str, Any]
@@ -17,6 +18,7 @@ _NULLABLE = frozenset(
         "audio",
         "best_of",
         "chat_template_kwargs",
+        "conversation",
         "echo",
         "extra_body",
         "frequency_penalty",
@@ -105,9 +107,17 @@ _CHECKS: Mapping[str, _Check] = {
 }
 
 
+def _no_header(name: str) -> str | None:
+    return None
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What a body says. `model` is None where the router is to choose; `last_user_text` is the last user turn."""
+    """What a request says. `model` is None where the router is to choose; `last_user_text` is the last user turn.
+
+    `json_schema`: the answer is held to a form. `header` looks up a request header, `key` is the fingerprint of the
+    client's API key; rules may ask for both. `excerpt` is there where somebody has read it already.
+    """
 
     endpoint: Endpoint
     body: Body
@@ -115,6 +125,11 @@ class Facts:
     stream: bool
     max_tokens: int | None
     last_user_text: str
+    has_images: bool = False
+    json_schema: bool = False
+    excerpt: Excerpt | None = None
+    header: Callable[[str], str | None] = _no_header
+    key: str = ""
 
 
 def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
@@ -131,10 +146,10 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]):
             raise bad_request(f"`{field}` {message}.", field)
-    text = ""
+    text, images = "", False
     match endpoint:
         case "chat":
-            text = _chat_text(body)
+            text, images = _read_chat(body)
         case "completions":
             _check_texts(body, "prompt")
         case "embeddings":
@@ -146,6 +161,8 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
         stream=body.get("stream", False),
         max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
         last_user_text=text,
+        has_images=images,
+        json_schema=_has_schema(body),
     )
 
 
@@ -163,13 +180,21 @@ def _without_nulls(body: Body) -> Body:
     return {key: value for key, value in body.items() if value is not None or key not in _NULLABLE}
 
 
-def _chat_text(body: Body) -> str:
+def _has_schema(body: Body) -> bool:
+    if any(field.startswith(("guided_", "structured_")) for field in body):
+        return True
+    asked = body.get("response_format")
+    return isinstance(asked, dict) and asked.get("type") not in (None, "text")
+
+
+def _read_chat(body: Body) -> tuple[str, bool]:
+    """The text of the last user message, and whether any message holds an image."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise bad_request("`messages` must be an array of messages.", "messages")
     if not messages:
         raise bad_request("`messages` is empty; it needs at least one message.", "messages")
-    last_user = ""
+    last_user, images = "", False
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise bad_request(f"`messages[{index}]` must be an object with a `role`.", f"messages[{index}]")
@@ -180,15 +205,9 @@ def _chat_text(body: Body) -> str:
                 f"messages[{index}].content",
             )
         if message["role"] == "user":
-            last_user = _text_of(content)
-    return last_user
-
-
-def _text_of(content: str | list[Any] | None) -> str:
-    if isinstance(content, list):
-        parts = (part.get("text") for part in content if isinstance(part, dict))
-        return "\n".join(part for part in parts if isinstance(part, str))
-    return content or ""
+            last_user = text_of(content)
+        images = images or (isinstance(content, list) and has_image(message))
+    return last_user, images
 
 
 def _check_texts(body: Body, field: str) -> None:

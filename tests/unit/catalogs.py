@@ -4,8 +4,11 @@ from typing import Any
 
 from serve_app.catalog import Catalog, catalog_of
 from serve_app.config import Config
-from serve_app.routing.decide import Decision, decide, engine_body
+from serve_app.routing.decide import Decision, Setting, decide
 from serve_app.routing.facts import Endpoint, read_facts
+from serve_app.routing.outgoing import engine_body
+from serve_app.routing.policy import ModelState, Policy, policy_of
+from serve_app.routing_schema import RoutingSettings
 
 CONFIG = Config.model_validate(
     {
@@ -15,7 +18,7 @@ CONFIG = Config.model_validate(
                 "aliases": ["big", "alias:with:colons"],
                 "tier": "resident",
                 "source": "org/thinker",
-                "context": 10_000,
+                "context": 40_000,
                 "thinking": {"supported": True},
                 "engine": {"reasoning_parser": "qwen3"},
                 "sampling": {
@@ -45,6 +48,9 @@ CONFIG = Config.model_validate(
     }
 )
 CATALOG: Catalog = catalog_of(CONFIG)
+ALL_AWAKE = {model_id: ModelState(awake=True) for model_id in CATALOG.models}
+# Only what the client says counts; what the router itself would judge is tested in test_judgement.py.
+PLAIN: Policy = policy_of(CATALOG, RoutingSettings(thinking="default"))
 
 
 def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
@@ -52,13 +58,13 @@ def chat(text: str = "hi", **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text}], **fields}
 
 
-def decided(body: dict[str, Any], endpoint: Endpoint = "chat") -> Decision:
+def decided(body: dict[str, Any], endpoint: Endpoint = "chat", policy: Policy = PLAIN, **setting: Any) -> Decision:
     """The decision for a body."""
-    return decide(read_facts(body, endpoint), CATALOG)
+    return decide(read_facts(body, endpoint), policy, Setting(**{"view": ALL_AWAKE, **setting}))
 
 
-def sent(body: dict[str, Any], endpoint: Endpoint = "chat") -> dict[str, Any]:
+def sent(body: dict[str, Any], endpoint: Endpoint = "chat", policy: Policy = PLAIN) -> dict[str, Any]:
     """What the engine would be sent for a body."""
     facts = read_facts(body, endpoint)
-    decision = decide(facts, CATALOG)
+    decision = decide(facts, policy, Setting(ALL_AWAKE))
     return engine_body(facts, decision, CATALOG.models[decision.model_id])

@@ -6,13 +6,18 @@ from typing import Any
 
 import orjson
 import pytest
-from catalogs import CATALOG, chat, decided, sent
+from catalogs import ALL_AWAKE, CATALOG, PLAIN, chat, decided, sent
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
 from serve_app.errors import ApiError
-from serve_app.routing.decide import decide, engine_body
+from serve_app.routing.decide import Setting, decide
 from serve_app.routing.facts import Endpoint, read_facts
+from serve_app.routing.lexical import Score
+from serve_app.routing.outgoing import engine_body
+from serve_app.routing.policy import ModelState, Policy, policy_of
+from serve_app.routing.sticky import Past
+from serve_app.routing_schema import RoutingSettings
 
 
 def refusal(body: dict[str, Any], endpoint: Endpoint = "chat") -> ApiError:
@@ -261,10 +266,51 @@ FIELDS = [
 ]
 
 
-def outcome(body: dict[str, Any], endpoint: Endpoint) -> tuple[Any, ...]:
+JUDGING = policy_of(
+    CATALOG,
+    RoutingSettings.model_validate(
+        {
+            "small_model": "named:fast",
+            "thinking_budget": 900,
+            "rules": [
+                {"name": "tools", "when": {"tools": True}, "then": {"thinking": True, "budget": 5000}},
+                {"name": "long", "when": {"ask_tokens": {"min": 20}}, "then": {"model": "eager"}},
+            ],
+        }
+    ),
+)
+
+
+class Situations:
+    """Random policies and settings: what else a decision depends on."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.policy: Policy = rng.choice([PLAIN, JUDGING])
+        past = Past(
+            turn="",
+            model_id=rng.choice([*CATALOG.models, "gone"]),
+            thinking=rng.random() < 0.5,
+            budget=rng.choice([None, 300]),
+            judged=rng.choice([None, True, False]),
+            by_router=True,
+            tokens=rng.randrange(20_000),
+            at_s=0.0,
+        )
+        score = Score(rng.random(), rng.random(), 0.5, 0.5, "test")
+        self.setting = Setting(
+            view=rng.choice([ALL_AWAKE, {}, {"named:fast": ModelState(awake=False, wake_s=3)}]),
+            past=rng.choice([None, past]),
+            score=rng.choice([None, score]),
+            tokens=rng.choice([None, None, 1, 9_000, 10**6]),
+            now_s=rng.choice([0.0, 100.0]),
+        )
+
+
+def outcome(body: dict[str, Any], endpoint: Endpoint, seed: int) -> tuple[Any, ...]:
+    situation = Situations(random.Random(seed))
     try:
         facts = read_facts(body, endpoint)
-        decision = decide(facts, CATALOG)
+        decision = decide(facts, situation.policy, situation.setting)
         return decision, engine_body(facts, decision, CATALOG.models[decision.model_id])
     except ApiError as error:
         return error.status, orjson.dumps(error.payload())
@@ -285,9 +331,9 @@ def test_any_body_is_decided_or_refused_by_field_and_the_clients_choice_holds(
     endpoint: Endpoint = "chat" if seed % 4 else "completions"
     note(repr(body))
     before = copy.deepcopy(body)
-    result = outcome(body, endpoint)
+    result = outcome(body, endpoint, seed)
     assert body == before, "the client's body was changed"
-    assert outcome(body, endpoint) == result, "the same body was decided differently"
+    assert outcome(body, endpoint, seed) == result, "the same body was decided differently"
     if isinstance(result[0], int):
         status, payload = result
         assert status in (400, 404)
@@ -310,4 +356,5 @@ def test_any_body_is_decided_or_refused_by_field_and_the_clients_choice_holds(
         assert engine["chat_template_kwargs"]["enable_thinking"] is decision.thinking
     if decision.budget is not None:
         assert decision.thinking
-        assert decision.budget <= (said.get("max_completion_tokens") or said.get("max_tokens") or decision.budget)
+        room = said.get("max_completion_tokens") or said.get("max_tokens") or CATALOG.models[decision.model_id].context
+        assert decision.budget <= max(1, 0.75 * room), "no quarter is left for the answer"

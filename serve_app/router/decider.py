@@ -1,0 +1,147 @@
+"""The effects around a decision: conversation memory, exact token counts, the scorer, and the clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import time
+from collections.abc import Callable
+
+from starlette.datastructures import Headers
+
+from serve_app.router.memory import Memory
+from serve_app.router.tokens import TokenCounter
+from serve_app.routing.decide import Decision, Setting, decide, unsure_of_fit
+from serve_app.routing.excerpt import read_excerpt
+from serve_app.routing.facts import Endpoint, Facts, read_facts
+from serve_app.routing.policy import Policy, View, plain_policy
+from serve_app.routing.sticky import Past, conversation_key, turn_id
+from serve_app.scoring.guard import Guarded
+from serve_app.telemetry.shadow import ShadowRecord
+
+_SECRETS = frozenset({"authorization", "cookie", "x-api-key", "proxy-authorization"})
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decided:
+    """A request with its decision.
+
+    `wait_s`: the patience that the client stated (`Prefer: wait=N`), if any; `seconds`: what deciding took;
+    `conversation`: its key in the memory; `shadowed`: in shadow mode what would have been decided.
+    """
+
+    facts: Facts
+    decision: Decision
+    wait_s: float | None
+    seconds: float
+    conversation: str | None = None
+    shadowed: Decision | None = None
+
+    @property
+    def cold(self) -> str | None:
+        """A model that `auto` would rather wait for, were it awake."""
+        return self.decision.better
+
+
+class Decider:
+    """Decides requests. `view` states how soon each model would answer; it is read at each decision."""
+
+    def __init__(self, policy: Policy, view: View, scorer: Guarded | None, counter: TokenCounter) -> None:
+        self._policy = policy
+        self._view = view
+        self._scorer = scorer
+        self._counter = counter
+        self._memory = Memory(policy.settings.sticky)
+        shadow = policy.settings.shadow
+        self._plain = plain_policy(policy) if shadow.enabled else None
+        self._record = ShadowRecord(shadow.file) if shadow.enabled else None
+
+    @property
+    def warms(self) -> bool:
+        """Whether a better but cold model is to be loaded in the background."""
+        return self._policy.settings.warm and self._plain is None
+
+    async def start(self) -> None:
+        """Begin to start the scorer; until it is ready the lexical score decides."""
+        if self._scorer:
+            await self._scorer.start()
+
+    async def close(self) -> None:
+        """Stop the scorer, and write what is not yet written."""
+        if self._record:
+            await self._record.flush()
+        if self._scorer:
+            await self._scorer.close()
+
+    async def decide(self, parsed: object, endpoint: Endpoint, headers: Headers) -> Decided:
+        """Read a parsed body and decide it. Raises `ApiError`."""
+        began = time.perf_counter()
+        facts = read_facts(parsed, endpoint)
+        wait_s = preferred_wait(headers)
+        if endpoint != "chat":
+            decision = decide(facts, self._policy, Setting(self._view))
+            return Decided(facts, decision, wait_s, time.perf_counter() - began)
+        excerpt = read_excerpt(facts.body["messages"], facts.body.get("tools") or ())
+        who = _fingerprint(headers)
+        facts = dataclasses.replace(facts, excerpt=excerpt, header=_reader(headers), key=who)
+        key = None
+        past = None
+        if self._policy.settings.sticky.enabled:
+            key = conversation_key(facts.body, headers.get("x-session-id"), who)
+            past = self._memory.recall(key)
+        tokens = None
+        if unsure := unsure_of_fit(facts, self._policy, excerpt.prompt_tokens):
+            tokens = await self._counter.count(unsure[0], facts.body)
+        setting = Setting(self._view, past, tokens=tokens, now_s=time.monotonic())
+        decision = decide(facts, self._policy, setting)
+        if decision.undecided and self._scorer:
+            score = await self._scorer.score(excerpt, facts.body)
+            if score:
+                decision = decide(facts, self._policy, dataclasses.replace(setting, score=score))
+        if self._plain is None:
+            return Decided(facts, decision, wait_s, time.perf_counter() - began, key)
+        applied = decide(facts, self._plain, Setting(self._view, tokens=tokens))
+        return Decided(facts, applied, wait_s, time.perf_counter() - began, key, shadowed=decision)
+
+    def remember(self, decided: Decided) -> None:
+        """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""
+        if self._record and decided.shadowed:
+            self._record.record(decided.decision, decided.shadowed, decided.facts)
+        excerpt = decided.facts.excerpt
+        if decided.conversation is None or excerpt is None:
+            return
+        decision = decided.shadowed or decided.decision
+        self._memory.remember(
+            decided.conversation,
+            Past(
+                turn=turn_id(excerpt),
+                model_id=decision.model_id,
+                thinking=decision.thinking,
+                budget=decision.budget,
+                judged=decision.judged,
+                by_router=decision.model_source not in ("explicit", "alias"),
+                tokens=excerpt.prompt_tokens,
+                at_s=time.monotonic(),
+            ),
+        )
+
+
+def preferred_wait(headers: Headers) -> float | None:
+    """Seconds of `Prefer: wait=N` (RFC 7240)."""
+    found = _WAIT.search(headers.get("prefer", "").lower())
+    return float(found[1]) if found else None
+
+
+def _fingerprint(headers: Headers) -> str:
+    """First 12 hex digits of the API key's SHA-256, as rules name keys; empty without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return hashlib.sha256(key.strip().encode()).hexdigest()[:12] if scheme.lower() == "bearer" and key else ""
+
+
+def _reader(headers: Headers) -> Callable[[str], str | None]:
+    def read(name: str) -> str | None:
+        return None if name in _SECRETS else headers.get(name)
+
+    return read

@@ -1,0 +1,48 @@
+"""`POST /v1/router/preview`: the decision that a chat body would get, and each step to it; nothing runs."""
+
+from __future__ import annotations
+
+import orjson
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serve_app.config import RouterSettings
+from serve_app.errors import ApiError
+from serve_app.router.body import ClientGone, read_json
+from serve_app.router.decider import Decider
+from serve_app.router.explain import Explain, facts_in_words
+from serve_app.router.reply import Reply
+from serve_app.routing.decide import as_json
+
+
+class Preview:
+    """ASGI endpoint."""
+
+    def __init__(self, decider: Decider, explain: Explain, settings: RouterSettings) -> None:
+        self._decider = decider
+        self._explain = explain
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        reply = Reply(send, stream=False)
+        try:
+            parsed = await read_json(
+                headers, receive, max_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s
+            )
+            decided = await self._decider.decide(parsed, "chat", headers)
+        except ApiError as error:
+            await reply.error(error)
+            return
+        except ClientGone:
+            return
+        content = as_json(decided.shadowed or decided.decision) | {
+            "facts": facts_in_words(decided.facts),
+            "decision_ms": round(decided.seconds * 1000, 3),
+        }
+        response = Response(orjson.dumps(content), media_type="application/json")
+        explained: dict[str, str] = {}
+        self._explain(explained, decided, headers)
+        response.headers.update(explained)
+        await response(scope, receive, send)

@@ -1,0 +1,214 @@
+"""Keeps answers in the form that clients expect, whatever engine and decision.
+
+- The reasoning has the names that the configuration says (`reasoning`, `reasoning_content`).
+- A tool call that was cut off, or written where no parser looks for it, is no raw markup in `content`.
+- Where the model thinks, the client's `stop` strings end the answer, not the thought: vLLM matches them in both
+  (vllm-project/vllm#52393), so it is not told of them then.
+
+Byte for byte where nothing is to be done, which is the rule.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import orjson
+
+from serve_app.config import Model
+from serve_app.routing.decide import Decision
+from serve_app.routing.facts import Facts
+from serve_app.routing.outgoing import stops_of
+
+Names = Literal["both", "reasoning", "reasoning_content"]
+
+_DATA = b"data: "
+_DONE = b"[DONE]"
+_END = b"\n\n"
+_REASONING = b'"reasoning":'
+_TOOL_CALLS = b'"tool_calls":'
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+
+
+@dataclasses.dataclass(slots=True)
+class _Choice:
+    """What was seen of one choice of a stream. `held`: content that may be the beginning of a stop string."""
+
+    held: str = ""
+    stopped: str | None = None
+    visible: bool = False
+    thought: str = ""
+
+
+class Shape:
+    """What is to be done to one answer. One object for one answer: a stream leaves traces in it."""
+
+    def __init__(self, *, names: Names = "reasoning", tools: bool = False, stops: Sequence[str] = ()) -> None:
+        self._names = names
+        self._tools = tools
+        self._stops = stops
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
+
+    def whole(self, body: bytes) -> bytes:
+        """An answer that is not streamed."""
+        if self._names != "reasoning" and not self._tools and not self._stops and b'"reasoning":null' in body:
+            # No quote stands unescaped inside a JSON string: this can only be the key.
+            return body.replace(b'"reasoning":null', self._null())
+        if not (self._tools or self._stops or (self._names != "reasoning" and _REASONING in body)):
+            return body
+        answer = orjson.loads(body)
+        for choice in answer.get("choices") or ():
+            message = choice.get("message")
+            if not isinstance(message, dict):
+                continue
+            if self._tools:
+                _repair(message, choice)
+            if self._stops:
+                self._stop(message, choice)
+            self._rename(message)
+        return orjson.dumps(answer)
+
+    def _null(self) -> bytes:
+        if self._names == "both":
+            return b'"reasoning":null,"reasoning_content":null'
+        return b'"reasoning_content":null'
+
+    def _rename(self, message: dict[str, Any]) -> None:
+        if self._names == "reasoning" or "reasoning" not in message:
+            return
+        message["reasoning_content"] = message["reasoning"]
+        if self._names == "reasoning_content":
+            del message["reasoning"]
+
+    def _stop(self, message: dict[str, Any], choice: dict[str, Any]) -> None:
+        content = message.get("content")
+        if content and (found := _first_stop(content, self._stops)):
+            at, stop = found
+            message["content"] = content[:at]
+            choice["finish_reason"], choice["stop_reason"] = "stop", stop
+
+    def events(self, data: bytes) -> bytes:
+        """Whole events of a stream."""
+        looks = bool(self._stops) or (self._names != "reasoning" and _REASONING in data)
+        looks = looks or (self._tools and (_TOOL_CALLS in data or _REASONING in data or b'"finish_reason":"' in data))
+        if not looks:
+            return data
+        return b"".join(self._event(event) for event in data.split(_END) if event)
+
+    def _event(self, event: bytes) -> bytes:
+        if not event.startswith(_DATA) or event == _DATA + _DONE:
+            return event + _END
+        chunk = orjson.loads(event[len(_DATA) :])
+        for choice in chunk.get("choices") or ():
+            if isinstance(delta := choice.get("delta"), dict):
+                self._delta(choice, delta, self._choices[choice.get("index", 0)])
+        return _DATA + orjson.dumps(chunk) + _END
+
+    def _delta(self, choice: dict[str, Any], delta: dict[str, Any], seen: _Choice) -> None:
+        if self._stops:
+            self._hold(choice, delta, seen)
+        if self._tools:
+            for call in delta.get("tool_calls") or ():
+                seen.visible = True
+                if isinstance(function := call.get("function"), dict):
+                    # Clients add the pieces up; the first one has none in vLLM.
+                    function.setdefault("arguments", "")
+            seen.visible = seen.visible or bool(delta.get("content"))
+            seen.thought += delta.get("reasoning") or ""
+            if choice.get("finish_reason") == "stop" and not seen.visible and (text := _misplaced(seen.thought)):
+                delta["content"] = text
+        self._rename(delta)
+
+    def _hold(self, choice: dict[str, Any], delta: dict[str, Any], seen: _Choice) -> None:
+        """Pass on the content up to the first stop string, and nothing that may yet become one."""
+        ends = choice.get("finish_reason") is not None
+        if seen.stopped is not None:
+            delta.pop("content", None)
+            delta.pop("tool_calls", None)
+            choice["logprobs"] = None
+        elif delta.get("content") or (ends and seen.held):
+            text = seen.held + (delta.get("content") or "")
+            if found := _first_stop(text, self._stops):
+                at, seen.stopped = found
+                delta["content"], seen.held = text[:at], ""
+            else:
+                kept = 0 if ends else _maybe_stop(text, self._stops)
+                delta["content"], seen.held = text[: len(text) - kept], text[len(text) - kept :]
+        if ends and seen.stopped is not None:
+            choice["finish_reason"], choice["stop_reason"] = "stop", seen.stopped
+
+
+def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found) if found else None
+
+
+def _maybe_stop(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of the text that is the beginning of a stop string."""
+    return max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
+
+
+def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
+    """Take call markup out of the content: what max_tokens cut off, or what no parser could read.
+
+    vLLM (0.32, hermes) gives a cut call back as text. Its streaming parser delivers the calls before it; so do we.
+    """
+    content = message.get("content")
+    if not message.get("tool_calls"):
+        message.pop("tool_calls", None)
+        if isinstance(content, str) and choice.get("finish_reason") in ("length", "tool_calls"):
+            text, markup = _split_markup(content, cut=choice["finish_reason"] == "length")
+            if markup:
+                message["content"] = text or None
+                if calls := _complete_calls(markup):
+                    message["tool_calls"] = calls
+        if choice.get("finish_reason") == "tool_calls" and not message.get("tool_calls"):
+            choice["finish_reason"] = "length"
+        elif choice.get("finish_reason") == "stop" and not content:
+            message["content"] = _misplaced(message.get("reasoning") or "") or content
+
+
+def _split_markup(content: str, *, cut: bool) -> tuple[str, str]:
+    """The text before the first tool call, and the rest; a marker that was itself cut belongs to the rest."""
+    if (at := content.find(_OPEN)) < 0 and cut:
+        size = max((size for size in range(2, len(_OPEN)) if content.endswith(_OPEN[:size])), default=0)
+        at = len(content) - size if size else -1
+    return (content[:at].rstrip(), content[at:]) if at >= 0 else (content, "")
+
+
+def _complete_calls(markup: str) -> list[dict[str, Any]]:
+    calls = []
+    for part in markup.split(_OPEN)[1:]:
+        inner, closed, _ = part.partition(_CLOSE)
+        try:
+            call = orjson.loads(inner) if closed else None
+        except orjson.JSONDecodeError:
+            call = None
+        if isinstance(call, dict) and isinstance(call.get("name"), str):
+            arguments = orjson.dumps(call.get("arguments") or {}).decode()
+            function = {"name": call["name"], "arguments": arguments}
+            calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function})
+    return calls
+
+
+def _misplaced(thought: str) -> str:
+    """A tool call that was written inside the thought and so was not parsed, as plain text; empty without one.
+
+    The client would otherwise get neither an answer nor a call (vllm-project/vllm#39056).
+    """
+    _, opened, call = thought.rpartition(_OPEN)
+    return call.partition(_CLOSE)[0].strip() if opened else ""
+
+
+def shape_of(facts: Facts, decision: Decision, model: Model, names: Names) -> Shape:
+    """What this request's answer needs."""
+    if facts.endpoint != "chat":
+        return Shape()
+    return Shape(
+        names=names if model.thinking.supported else "reasoning",
+        tools=bool(facts.body.get("tools")),
+        stops=stops_of(facts, decision),
+    )

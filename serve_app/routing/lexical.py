@@ -1,0 +1,117 @@
+"""The cheap score: words and shape of a request against a trained table of weights. Pure, some 50 µs.
+
+A logistic regression with an L1 penalty over sparse features, so that the table stays small and can be read.
+`training/lexical.py` makes `lexicon.json`; the features here and there are the same function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from serve_app.routing.excerpt import Excerpt, clipped
+
+_WORD = re.compile(r"[a-z][a-z']{1,18}|[\u4e00-\u9fff]+")
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+_SYMBOLS = re.compile(r"[=<>+*/^≤≥≠∑∫√∈∀∃±×÷|%°²³]|->|→")
+_HALF = 260
+# Below this many characters the ask says little by itself; what it follows then counts too.
+_SHORT = 40
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Score:
+    """Probabilities that thinking changes the outcome, and that the large model is needed.
+
+    `think_at`, `small_below`: where this scorer was calibrated to switch. `kind` names it.
+    """
+
+    think: float
+    large: float
+    think_at: float
+    small_below: float
+    kind: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Lexicon:
+    """Weights by feature, for thinking and for size; each with its intercept and its threshold."""
+
+    think: Mapping[str, float]
+    large: Mapping[str, float]
+    think_bias: float
+    large_bias: float
+    think_at: float
+    small_below: float
+
+    def score(self, excerpt: Excerpt) -> Score:
+        """Judge a request."""
+        think, large = self.think_bias, self.large_bias
+        for name, value in features(excerpt).items():
+            if weight := self.think.get(name):
+                think += weight * value
+            if weight := self.large.get(name):
+                large += weight * value
+        return Score(_logistic(think), _logistic(large), self.think_at, self.small_below, "lexical")
+
+
+def _logistic(value: float) -> float:
+    return 1 / (1 + math.exp(-max(-30.0, min(30.0, value))))
+
+
+@functools.cache
+def shipped_lexicon() -> Lexicon:
+    """The table that ships."""
+    table = json.loads((Path(__file__).parent / "lexicon.json").read_text())
+    return Lexicon(**{field.name: table[field.name] for field in dataclasses.fields(Lexicon)})
+
+
+def features(excerpt: Excerpt) -> dict[str, float]:
+    """Sparse features: words, Chinese single characters and pairs, and the shape of the text."""
+    text = clipped(excerpt.instruction, _HALF).lower()
+    found: dict[str, float] = dict.fromkeys(_words(text), 1.0)
+    if len(excerpt.ask) < _SHORT:
+        found.update(dict.fromkeys(("<" + word for word in _words(clipped(excerpt.before, _HALF).lower())), 1.0))
+    numbers = len(_DIGITS.findall(text))
+    symbols = len(_SYMBOLS.findall(text))
+    marks = Counter(text)
+    size = math.log1p(len(excerpt.ask))
+    found |= {
+        "#size": size,
+        "#size2": (size - 4) ** 2,
+        "#numbers": math.log1p(numbers),
+        "#symbols": math.log1p(symbols),
+        "#density": 10 * (numbers + symbols) / (len(text) + 10),
+        "#commas": math.log1p(marks[","] + marks["，"] + marks["、"] + marks[";"] + marks["；"]),
+        "#questions": math.log1p(marks["?"] + marks["？"]),
+        "#quotes": math.log1p(marks['"'] + marks["“"] + marks["「"]),
+        "#lines": math.log1p(marks["\n"]),
+        "#fence": float("```" in excerpt.ask),
+        "#wide": float(excerpt.language != "en"),
+        "#long": float(excerpt.ask_tokens > 600),
+        "#tools": float(excerpt.tools),
+        "#system": float(bool(excerpt.system)),
+        "#later": float(excerpt.turns > 1),
+    }
+    return found
+
+
+def _words(text: str) -> list[str]:
+    words: list[str] = []
+    previous = ""
+    for run in _WORD.findall(text):
+        if run[0] < "\u4e00":
+            words += (run, f"{previous} {run}") if previous else (run,)
+            previous = run
+        else:
+            previous = ""
+            words += run
+            words += map("".join, itertools.pairwise(run))
+    return words

@@ -1,0 +1,76 @@
+"""The body for the engine: the client's, with what the decision says and the same form for every model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from serve_app.config import Model
+from serve_app.routing.decide import Decision
+from serve_app.routing.excerpt import text_of
+from serve_app.routing.facts import Facts
+
+# Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
+_ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget", "conversation")
+_SYSTEM_ROLES = frozenset({"system", "developer"})
+# What servers put into their own messages, this one too, and templates or validators do not take back.
+_EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
+
+
+def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any]:
+    """The body for the engine: the client's, with the model's id, the hard switch and what it left unset.
+
+    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came.
+    """
+    body = {**facts.body, "model": model.id}
+    for field in _ROUTER_FIELDS:
+        body.pop(field, None)
+    if not body.get("tools"):
+        # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
+        body.pop("tools", None)
+        if body.get("tool_choice") in ("none", "auto"):
+            del body["tool_choice"]
+    if facts.endpoint == "chat":
+        body["messages"] = uniform_messages(body["messages"])
+        if model.thinking.supported:
+            body["chat_template_kwargs"] = {
+                **body.get("chat_template_kwargs", {}),
+                "enable_thinking": decision.thinking,
+            }
+            if decision.budget is not None:
+                body["thinking_token_budget"] = decision.budget
+    if facts.endpoint == "embeddings":
+        return body
+    if stops_of(facts, decision):
+        del body["stop"]
+    sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
+    return {**sampling.values(), **body}
+
+
+def stops_of(facts: Facts, decision: Decision) -> Sequence[str]:
+    """The stop strings that the router itself applies, to the answer: engines apply them to the thought too."""
+    if facts.endpoint != "chat" or not decision.thinking:
+        return ()
+    stop = facts.body.get("stop") or ()
+    return tuple(filter(None, [stop] if isinstance(stop, str) else stop))
+
+
+def uniform_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in the form that every chat template takes, since `auto` may pick any model.
+
+    `developer` is `system`; several system messages become one at the head, in their order; empty fields that
+    servers themselves emit are left out. Everything else stays, known or not.
+    """
+    systems = [index for index, message in enumerate(messages) if message["role"] in _SYSTEM_ROLES]
+    if not systems or (systems == [0] and messages[0]["role"] == "system"):
+        return [_without_empty(message) for message in messages]
+    texts = [text_of(messages[index].get("content")) for index in systems]
+    head = {**messages[systems[0]], "role": "system", "content": "\n\n".join(filter(None, texts))}
+    return [head, *(_without_empty(message) for message in messages if message["role"] not in _SYSTEM_ROLES)]
+
+
+def _without_empty(message: dict[str, Any]) -> dict[str, Any]:
+    if message["role"] != "assistant":
+        return message
+    empty = [field for field in _EMPTY_FIELDS if field in message and not message[field]]
+    return {key: value for key, value in message.items() if key not in empty} if empty else message

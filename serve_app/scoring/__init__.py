@@ -1,0 +1,25 @@
+"""Scorers that cost more than a look-up: beside the event loop, within a deadline, left alone when they fail."""
+
+from __future__ import annotations
+
+from serve_app.config import Config
+from serve_app.scoring.embedding import EmbeddingScorer
+from serve_app.scoring.guard import Guarded, Scorer
+from serve_app.scoring.self_judge import Ask, SelfScorer
+
+
+def scorer_of(config: Config, ask: Ask) -> Guarded | None:
+    """The scorer that a configuration asks for; None for the lexical one, which needs no more than a look-up.
+
+    `ask` has a chat body answered by the default model.
+    """
+    settings = config.routing.scorer
+    scorer: Scorer
+    match settings.kind:
+        case "lexical":
+            return None
+        case "embedding":
+            scorer = EmbeddingScorer(settings.threads)
+        case "self":
+            scorer = SelfScorer(config.residents[0].id, ask)
+    return Guarded(scorer, settings)
