@@ -14,9 +14,12 @@ TEST_MODELS := smollm2-135m-instruct tiny-qwen3
 PY           = $(VENV)/bin/python
 FETCH        = $(PY) -m serve_app models fetch $(1) --models-dir $(or $(MODELS_DIR),.models)
 
+# Installs an extra of pyproject.toml once; what it lacks the target itself says.
+EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --editable '.[$(1)]' && touch $(VENV)/extra-$(1); } || echo '$(1): not all could be installed'
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e fmt bench-engine clean
+.PHONY: help run setup models test lint types unit contract e2e fmt preview bench-engine bench-decision eval-routing train-scorer clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +66,21 @@ e2e: models ## through `serve run` and the openai client
 fmt: setup ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only --quiet .
 	@$(PY) -m ruff format .
+
+preview: setup ## show what the router would decide: make preview ARGS='"prove that ..." --config deployments/prod.yaml'
+	@$(PY) -m serve_app preview $(ARGS)
+
+eval-routing: setup ## how right the router is: recall, false alarms, robustness, switches, time
+	@$(call EXTRA,eval)
+	@$(PY) -m benchmarks.eval_routing $(ARGS)
+
+train-scorer: setup ## train the lexical score and the embedding scorer anew (an hour on two cores)
+	@$(call EXTRA,training)
+	@$(PY) -m training.lexical
+	@$(PY) -m training.encoder $(ARGS)
+
+bench-decision: setup ## what a decision costs: 100 models, 100 rules, and more
+	@$(PY) -m benchmarks.decision $(ARGS)
 
 bench-engine: models ## the router against bare vLLM, same model and settings
 	@exec $(PY) -m benchmarks.engine $(ARGS)

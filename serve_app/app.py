@@ -8,12 +8,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from serve_app.config import Config, Model, deployment_name, parse_config
+from serve_app.config import Config, ConfigError, Model, deployment_name, parse_config
 from serve_app.models.lazy_pool import LazyPool, pool_plan
 from serve_app.models.replicas import PUBLISH_EVERY_S
 from serve_app.models.resident import Resident
 from serve_app.models.table_router import TableRouter
 from serve_app.router.deployment import Router
+from serve_app.scoring import missing_for
 
 # Control calls only (token bytes do not pass Serve): waits for loads are joined, so there are few.
 _MAX_CONTROL_CALLS = 1000
@@ -24,6 +25,8 @@ POOL = "LazyPool"
 def build(args: dict[str, Any]) -> Application:
     """Build the application from the `args` of a deployment file. Raises `ConfigError` for wrong ones."""
     config = parse_config(args)
+    if missing := missing_for(config):
+        raise ConfigError("\n".join(missing))
     residents = {model.id: (deployment_name(model), _resident(config, model)) for model in config.residents}
     pool = (POOL, _pool(config)) if config.lazy else None
     router = serve.deployment(

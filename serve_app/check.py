@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from serve_app.config import Config, ConfigError, Model, parse_config, problems_of
 from serve_app.known_models import native_context
+from serve_app.scoring import missing_for
 
 IMPORT_PATH = "serve_app.app:build"
 
@@ -40,6 +41,7 @@ def problems(path: Path) -> list[str]:
         config = parse_config(_our_args(raw))
     except ConfigError as error:
         return str(error).splitlines()
+    found += missing_for(config)
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found

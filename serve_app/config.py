@@ -368,7 +368,7 @@ def problems_of(error: ValidationError) -> list[str]:
             message = "no such key"
         elif problem["type"] == "missing":
             message = "missing"
-        elif problem["type"] == "value_error" and (inner := re.match(r"([a-z_.\[\]0-9-]+): (.*)", message, re.S)):
+        elif problem["type"] == "value_error" and (inner := re.match(r"([A-Za-z_.\[\]0-9-]+): (.*)", message, re.S)):
             separator = "" if inner[1].startswith((".", "[")) or not path else "."
             path += separator + inner[1]
             message = inner[2]

@@ -30,6 +30,12 @@ Task = Literal[
     "write",
 ]
 Count = Annotated[int, Field(ge=0)]
+# A rule must not read them, and nothing shows them.
+SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "x-api-key"})
+# RE2 instructions. Its time is linear in the text, but also in what is active of these at a time: a counted repetition
+# such as .{0,200} makes thousands, and then 4 kB of hostile text take milliseconds.
+MOST_INSTRUCTIONS = 300
+MOST_INSTRUCTIONS_OF_ALL = 50_000
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
@@ -42,7 +48,7 @@ def checked_pattern(pattern: str) -> str:
     options = re2.Options()
     options.log_errors = False
     try:
-        re2.compile(pattern, options)
+        size = re2.compile(pattern, options).programsize
     except re2.error as error:
         reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error.args[0])
         raise ValueError(
@@ -50,6 +56,11 @@ def checked_pattern(pattern: str) -> str:
         ) from None
     if not pattern:
         raise ValueError("is empty; it would match everything")
+    if size > MOST_INSTRUCTIONS:
+        raise ValueError(
+            f"is too large: {size} RE2 instructions, {MOST_INSTRUCTIONS} are allowed; counted repetition"
+            " such as .{0,200} and large classes make many"
+        )
     return pattern
 
 
@@ -99,7 +110,7 @@ class When(_Strict):
     @classmethod
     def _headers(cls, headers: dict[str, str]) -> dict[str, str]:
         for name, pattern in headers.items():
-            if name.lower() in ("authorization", "cookie", "x-api-key"):
+            if name.lower() in SECRET_HEADERS:
                 raise ValueError(f"{name}: holds a secret; use `key` with its fingerprint")
             _check_at(f".{name}", pattern)
         return {name.lower(): pattern for name, pattern in headers.items()}
@@ -115,9 +126,16 @@ class When(_Strict):
 
     @model_validator(mode="after")
     def _something(self) -> Self:
-        if not self.model_fields_set:
+        if not any(map(_restricts, self.model_dump().values())):
             raise ValueError("has no condition; it would match every request, use routing.thinking for that")
         return self
+
+
+def _restricts(condition: Any) -> bool:
+    """Whether a condition, as plain data, can fail at all."""
+    if isinstance(condition, dict) and condition.keys() == {"min", "max"}:
+        return bool(condition["min"]) or condition["max"] is not None
+    return condition is not None and condition not in ([], {})
 
 
 def _check_at(where: str, pattern: str) -> None:
@@ -243,6 +261,12 @@ class RoutingSettings(_Strict):
 
     @model_validator(mode="after")
     def _names(self) -> Self:
+        patterns = (pattern for rule in self.rules for pattern in (*rule.when.text, *rule.when.not_text))
+        size = sum(re2.compile(pattern).programsize for pattern in patterns)
+        if size > MOST_INSTRUCTIONS_OF_ALL:
+            raise ValueError(
+                f"rules: their patterns have {size} RE2 instructions together, {MOST_INSTRUCTIONS_OF_ALL} are allowed"
+            )
         seen: set[str] = set()
         for index, rule in enumerate(self.rules):
             if rule.name in seen:

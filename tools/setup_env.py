@@ -193,7 +193,7 @@ def install(venv: Path, engine: str) -> None:
     package, version = requirement.split("==")
     say(f"installing {package} {version} and the rest (about {NEEDS[engine][0]} MB to download, some minutes)")
     pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--retries", "2", "--progress-bar", "off"]
-    project_with_extras = ["--editable", f"{ROOT}[{engine},dev]"]
+    project_with_extras = ["--editable", f"{ROOT}[{engine},scorer,dev]"]
     done, output = run([*pip, *project_with_extras], venv)
     if done and any("ERROR" in line and "torch==" in line and "+cpu" in line for line in output):
         say(f"the package index has no CPU build of torch: trying again with {CPU_INDEX}")

@@ -49,9 +49,12 @@ _PRELOADED = (
 )
 
 # Ours, where the user's configuration says nothing. `tool_strict_level: parameter` holds tool arguments to
-# their schema (at vLLM's default a required call could carry arguments that are no object).
+# their schema (at vLLM's default a required call could carry arguments that are no object). Compact JSON: a model
+# that likes white space may fill its answer with it (vllm-project/vllm#13260); vLLM can forbid it with a named
+# backend only, and so refuses the few schema keywords that only its other backend knows.
 _DEFAULTS: dict[str, Any] = {
     "disable_uvicorn_access_log": True,
+    "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     "tool_strict_level": "parameter",
 }
 

@@ -17,10 +17,10 @@ from serve_app.routing.excerpt import read_excerpt
 from serve_app.routing.facts import Endpoint, Facts, read_facts
 from serve_app.routing.policy import Policy, View, plain_policy
 from serve_app.routing.sticky import Past, conversation_key, turn_id
+from serve_app.routing_schema import SECRET_HEADERS
 from serve_app.scoring.guard import Guarded
 from serve_app.telemetry.shadow import ShadowRecord
 
-_SECRETS = frozenset({"authorization", "cookie", "x-api-key", "proxy-authorization"})
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})")
 
 
@@ -130,7 +130,7 @@ class Decider:
 
 def preferred_wait(headers: Headers) -> float | None:
     """Seconds of `Prefer: wait=N` (RFC 7240)."""
-    found = _WAIT.search(headers.get("prefer", "").lower())
+    found = _WAIT.search(", ".join(headers.getlist("prefer")).lower())
     return float(found[1]) if found else None
 
 
@@ -142,6 +142,6 @@ def _fingerprint(headers: Headers) -> str:
 
 def _reader(headers: Headers) -> Callable[[str], str | None]:
     def read(name: str) -> str | None:
-        return None if name in _SECRETS else headers.get(name)
+        return None if name.lower() in SECRET_HEADERS else headers.get(name)
 
     return read

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve_app.config import RouterSettings
@@ -41,8 +40,5 @@ class Preview:
             "facts": facts_in_words(decided.facts),
             "decision_ms": round(decided.seconds * 1000, 3),
         }
-        response = Response(orjson.dumps(content), media_type="application/json")
-        explained: dict[str, str] = {}
-        self._explain(explained, decided, headers)
-        response.headers.update(explained)
-        await response(scope, receive, send)
+        self._explain(reply.headers, decided, headers)
+        await reply.whole(200, b"application/json", orjson.dumps(content))

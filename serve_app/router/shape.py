@@ -11,6 +11,7 @@ Byte for byte where nothing is to be done, which is the rule.
 from __future__ import annotations
 
 import dataclasses
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,8 +30,11 @@ _DATA = b"data: "
 _DONE = b"[DONE]"
 _END = b"\n\n"
 _REASONING = b'"reasoning":'
+_FINISHED = b'"finish_reason":"'
+_NO_REASONING = b'"reasoning":null'
 _TOOL_CALLS = b'"tool_calls":'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_MARKUP = re.compile(_OPEN + r"\s*\{")
 
 
 @dataclasses.dataclass(slots=True)
@@ -39,7 +43,6 @@ class _Choice:
 
     held: str = ""
     stopped: str | None = None
-    visible: bool = False
     thought: str = ""
 
 
@@ -50,14 +53,16 @@ class Shape:
         self._names = names
         self._tools = tools
         self._stops = stops
+        self._visible = False
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
 
     def whole(self, body: bytes) -> bytes:
         """An answer that is not streamed."""
-        if self._names != "reasoning" and not self._tools and not self._stops and b'"reasoning":null' in body:
-            # No quote stands unescaped inside a JSON string: this can only be the key.
-            return body.replace(b'"reasoning":null', self._null())
-        if not (self._tools or self._stops or (self._names != "reasoning" and _REASONING in body)):
+        renames = self._names != "reasoning" and _REASONING in body
+        # No quote stands unescaped inside a JSON string: this can only be the key.
+        if renames and not self._tools and not self._stops and body.count(_REASONING) == body.count(_NO_REASONING):
+            return body.replace(_NO_REASONING, self._null())
+        if not (self._tools or self._stops or renames):
             return body
         answer = orjson.loads(body)
         for choice in answer.get("choices") or ():
@@ -88,12 +93,16 @@ class Shape:
         if content and (found := _first_stop(content, self._stops)):
             at, stop = found
             message["content"] = content[:at]
+            message.pop("tool_calls", None)
+            _cut_logprobs(choice, len(content) - at)
             choice["finish_reason"], choice["stop_reason"] = "stop", stop
 
     def events(self, data: bytes) -> bytes:
         """Whole events of a stream."""
         looks = bool(self._stops) or (self._names != "reasoning" and _REASONING in data)
-        looks = looks or (self._tools and (_TOOL_CALLS in data or _REASONING in data or b'"finish_reason":"' in data))
+        if self._tools and not self._visible and data.count(b'"content":"') > data.count(b'"content":""'):
+            self._visible = True
+        looks = looks or (self._tools and (_TOOL_CALLS in data or _REASONING in data or _FINISHED in data))
         if not looks:
             return data
         return b"".join(self._event(event) for event in data.split(_END) if event)
@@ -112,13 +121,12 @@ class Shape:
             self._hold(choice, delta, seen)
         if self._tools:
             for call in delta.get("tool_calls") or ():
-                seen.visible = True
+                self._visible = True
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
                     function.setdefault("arguments", "")
-            seen.visible = seen.visible or bool(delta.get("content"))
             seen.thought += delta.get("reasoning") or ""
-            if choice.get("finish_reason") == "stop" and not seen.visible and (text := _misplaced(seen.thought)):
+            if choice.get("finish_reason") == "stop" and not self._visible and (text := _misplaced(seen.thought)):
                 delta["content"] = text
         self._rename(delta)
 
@@ -142,8 +150,16 @@ class Shape:
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
-    found = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
-    return min(found) if found else None
+    """Where the stop string begins that is complete first: the same wherever the text is cut into chunks."""
+    found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(found)[1:] if found else None
+
+
+def _cut_logprobs(choice: dict[str, Any], characters: int) -> None:
+    """Drop the entries of the last so many characters."""
+    entries = (choice.get("logprobs") or {}).get("content")
+    while entries and characters > 0:
+        characters -= len(entries.pop()["token"])
 
 
 def _maybe_stop(text: str, stops: Sequence[str]) -> int:
@@ -165,6 +181,8 @@ def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
                 message["content"] = text or None
                 if calls := _complete_calls(markup):
                     message["tool_calls"] = calls
+        elif isinstance(content, str) and _MARKUP.search(content):
+            message["content"] = content.replace(_OPEN, "").replace(_CLOSE, "").strip()
         if choice.get("finish_reason") == "tool_calls" and not message.get("tool_calls"):
             choice["finish_reason"] = "length"
         elif choice.get("finish_reason") == "stop" and not content:

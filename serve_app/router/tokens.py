@@ -7,11 +7,11 @@ estimate has to do; the engine then counts and refuses.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
+import orjson
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
@@ -23,6 +23,13 @@ logger = logging.getLogger(__name__)
 # What a chat template adds around a message, at most, in tokens (Qwen3: 5; a tool preamble: about 130).
 _PER_MESSAGE = 5
 _TOOL_PREAMBLE = 130
+
+
+def _as_json(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        return ""  # nested too deeply: refused when the body is written for the engine
 
 
 class TokenCounter:
@@ -46,10 +53,10 @@ class TokenCounter:
             return None
         messages = body["messages"]
         texts = [text_of(message.get("content")) for message in messages]
-        texts += [json.dumps(calls) for message in messages if (calls := message.get("tool_calls"))]
+        texts += [_as_json(calls) for message in messages if (calls := message.get("tool_calls"))]
         size = _PER_MESSAGE * len(messages)
         if tools := body.get("tools"):
-            texts.append("\n".join(map(json.dumps, tools)))
+            texts.append("\n".join(map(_as_json, tools)))
             size += _TOOL_PREAMBLE
         return size + sum(len(encoded.ids) for encoded in tokenizer.encode_batch(texts, add_special_tokens=False))
 

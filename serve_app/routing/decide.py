@@ -6,6 +6,7 @@ Order of both choices: hard constraints, what the client said, what the conversa
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from serve_app.catalog import AUTO
@@ -25,6 +26,8 @@ _PROFILES = {"think": True, "fast": False}
 _ANSWER_SHARE = 0.25
 # An estimate of the prompt's tokens may be wrong by this factor, either way.
 ESTIMATE_ERROR = 1.5
+# Where nothing but the default speaks for a switch back to it, it waits until the conversation's cache is small.
+_GAIN_OF_DEFAULT = 0.1
 # A follow-up that names nothing of its own.
 _FOLLOW_UP_TOKENS = 12
 
@@ -116,7 +119,6 @@ class _Deciding:
         if profile:
             said.append(profile)
         thinking, thinking_source, budget, warnings = self._choose_thinking(model, said)
-        judged = self._judged() if thinking_source in ("rule", "scorer", "default", "sticky") else None
         rule = self._thinking_rule if thinking_source == "rule" else None
         rule = rule or (self._model_rule if source == "rule" else None)
         return Decision(
@@ -129,7 +131,7 @@ class _Deciding:
             score=self._score,
             better=better.id if better else None,
             fallback=fallback,
-            judged=judged,
+            judged=self._judged(thinking_source),
             undecided=self._asked_scorer and self._setting.score is None,
             warnings=warnings,
             steps=tuple(self._steps),
@@ -172,111 +174,106 @@ class _Deciding:
 
     def _choose_model(self) -> tuple[Model, str, Model | None, str | None]:
         """The model for `auto`, its source, and the better one that is cold."""
-        default, narrowed = self._able_model()
-        source = "constraint" if narrowed else "default"
-        if narrowed:
-            return default, source, None, None
-        chosen, source = self._preferred_model(default)
-        if chosen.id == default.id or self._awake(chosen):
-            if source == "default":
-                self._say("default", "model", chosen.id)
-            return chosen, source, None, None
-        fallback = f"{chosen.id} is not awake; {default.id} answers"
+        able = self._able_models()
+        configured = self._catalog.models[self._catalog.default_id]
+        default, source = configured, "default"
+        if configured not in able:
+            awake = [model for model in able if self._awake(model)]
+            default = min(awake or able, key=lambda model: (model.tier != "resident", model.context))
+            source = "constraint"
+            self._say("constraint", "model", f"{default.id}; {configured.id} lacks the abilities or the context")
+        past = self._past()
+        kept = next((model for model in able if past and model.id == past.model_id), None)
+        if past and kept and (why := self._must_keep(past)):
+            self._say("sticky", "model", f"{kept.id}: {why}")
+            return kept, "sticky", None, None
+        if past and not past.by_router:
+            kept = None  # the client named it then; now it leaves the choice to us
+        wanted, wanted_source, gain = self._wanted_model(default, able)
+        if past and kept and kept.id != wanted.id and self._awake(kept):
+            cost = self._switch_cost(past, wanted)
+            if gain * self._settings.sticky.gain_s <= cost:
+                self._say("sticky", "model", f"{kept.id} kept; {wanted.id} is not worth {cost:.1f} s")
+                return kept, "sticky", None, None
+        if wanted_source == "default":
+            wanted_source = source
+            self._say("default", "model", wanted.id)
+        substitute = kept if kept and self._awake(kept) else default
+        if wanted.id == substitute.id or self._awake(wanted) or not self._awake(substitute):
+            return wanted, wanted_source, None, None
+        fallback = f"{wanted.id} is not awake; {substitute.id} answers"
         self._say("fallback", "model", fallback)
-        return default, "fallback", chosen, fallback
+        return substitute, "fallback", wanted, fallback
 
-    def _able_model(self) -> tuple[Model, bool]:
-        """The default model, or another where it lacks the ability or the context."""
+    def _able_models(self) -> list[Model]:
+        """The models that can do what is asked, and whose context the prompt may fit. Never empty."""
         excerpt = self._read()
-        default = self._catalog.models[self._catalog.default_id]
-        needs = self._needs(excerpt)
-        if all(need in default.abilities for need in needs) and self._fits(default):
-            return default, False
-        able = [model for model in self._catalog.models.values() if all(need in model.abilities for need in needs)]
-        fitting = [model for model in able if self._fits(model)]
-        if not able:
-            if "vision" in needs:
-                raise bad_request("No model here takes images.", "messages", "unsupported_content")
-            # Tools and schemas: the engine of the default model says best what it does with them.
-            return default, False
-        if not fitting:
-            largest = max(able, key=lambda model: model.context)
-            if self._setting.tokens or self._tokens() / ESTIMATE_ERROR > largest.context:
-                raise _too_long(largest, self._tokens(), self._facts.max_tokens or 0)
-            fitting = [largest]  # its engine counts exactly
-        awake = [model for model in fitting if self._awake(model)]
-        chosen = min(awake or fitting, key=lambda model: (model.tier != "resident", model.context))
-        why = "context" if default in able else "abilities"
-        self._say("constraint", "model", f"{chosen.id}; {default.id} lacks the {why}")
-        return chosen, True
-
-    def _needs(self, excerpt: Excerpt) -> list[str]:
-        needs = ["chat"]
-        if excerpt.images:
-            needs.append("vision")
+        hard = ["chat", "vision"] if excerpt.images else ["chat"]
+        soft = []
         if excerpt.tools and self._facts.body.get("tool_choice") != "none":
-            needs.append("tools")
+            soft.append("tools")
         if self._facts.json_schema:
-            needs.append("json")
-        return needs
+            soft.append("json")
+        # What no model is said to do, the best engine says what it does with; images would be a fault there.
+        for needs in ([*hard, *soft], [*hard, *soft[:1]], [*hard, *soft[1:]], hard):
+            if able := [model for model in self._catalog.models.values() if set(needs) <= set(model.abilities)]:
+                break
+        else:
+            if excerpt.images:
+                raise bad_request("No model here takes images.", "messages", "unsupported_content")
+            return [self._catalog.models[self._catalog.default_id]]
+        if fitting := [model for model in able if self._fits(model)]:
+            return fitting
+        largest = max(able, key=lambda model: model.context)
+        if self._setting.tokens or self._tokens() / ESTIMATE_ERROR > largest.context:
+            raise _too_long(largest, self._tokens(), self._facts.max_tokens or 0)
+        return [largest]  # its engine counts exactly
 
     def _tokens(self) -> int:
         return self._setting.tokens or self._read().prompt_tokens
 
     def _fits(self, model: Model) -> bool:
-        room = model.context - (self._facts.max_tokens or 1)
-        return self._tokens() <= room
+        return self._tokens() <= model.context - (self._facts.max_tokens or 1)
 
-    def _preferred_model(self, default: Model) -> tuple[Model, str]:
-        """What conversation, rules and scorer would have answer, and who said so."""
-        past = self._setting.past if self._settings.sticky.enabled else None
-        kept = self._catalog.find(past.model_id) if past else None
-        if kept and not (self._able(kept) and self._fits(kept)):
-            kept = None
-        if past and kept and self._same_turn(past):
-            self._say("sticky", "model", f"{kept.id}: same turn")
-            return kept, "sticky"
-        wanted, source, gain = self._wanted_model(default)
-        if past and kept and kept.id != wanted.id:
-            state = self._setting.view.get(wanted.id)
-            cost = switch_cost_s(
-                past,
-                self._settings.sticky,
-                now_s=self._setting.now_s,
-                load_s=0.0 if state is None or state.awake else state.wake_s,
-            )
-            if gain * self._settings.sticky.gain_s <= cost and self._awake(kept):
-                self._say("sticky", "model", f"{kept.id} kept; {wanted.id} is not worth {cost:.1f} s")
-                return kept, "sticky"
-        return wanted, source
+    def _past(self) -> Past | None:
+        return self._setting.past if self._settings.sticky.enabled else None
 
-    def _able(self, model: Model) -> bool:
-        return all(need in model.abilities for need in self._needs(self._read()))
+    def _must_keep(self, past: Past) -> str | None:
+        """Why no other model may be chosen now, even if it is not awake; None where one may."""
+        if self._same_turn(past):
+            return "same turn"
+        if past.by_router and self._follows_up():
+            return "a follow-up"
+        return None
 
-    def _wanted_model(self, default: Model) -> tuple[Model, str, float]:
-        """The model, its source, and how much better it is (0 to 1) than any other."""
-        small = self._catalog.find(self._settings.small_model) if self._settings.small_model else None
-        if small and not (self._able(small) and self._fits(small)):
-            small = None
+    def _switch_cost(self, past: Past, wanted: Model) -> float:
+        state = self._setting.view.get(wanted.id)
+        load_s = 0.0 if state is None or state.awake else state.wake_s
+        return switch_cost_s(past, self._settings.sticky, now_s=self._setting.now_s, load_s=load_s)
+
+    def _wanted_model(self, default: Model, able: Sequence[Model]) -> tuple[Model, str, float]:
+        """What rules and scorer would have answer, who said so, and how much better it is (0 to 1) than another."""
+        small = next((model for model in able if model.id == self._settings.small_model), None)
         self._read_rules()
         rule = self._model_rule
         if rule and (rule.then.model or small):
-            named = self._catalog.find(rule.then.model) if rule.then.model else None
-            wanted = named or (small if rule.then.size == "small" and small else default)
-            if self._able(wanted) and self._fits(wanted):
+            name = rule.then.model
+            wanted = next((model for model in able if model.id == name), None) if name else None
+            if name is None:
+                wanted = small if rule.then.size == "small" else default
+            if wanted:
                 self._say("rule", "model", f"{rule.name}: {wanted.id}")
                 return wanted, "rule", 1.0
-            self._say("rule", "model", f"{rule.name}: {wanted.id} cannot answer this")
+            self._say("rule", "model", f"{rule.name}: {name} cannot answer this")
         else:
             self._say("rule", "model", "none")
         if small is None:
-            return default, "default", 0.0
+            return default, "default", _GAIN_OF_DEFAULT
         score = self._scored()
         small_below = self._settings.scorer.small_below or score.small_below
         is_small = score.large < small_below
         self._say("scorer", "model", f"{'small' if is_small else 'large'}: {score.large:.2f} ({score.kind})")
-        gain = min(1.0, 2 * abs(score.large - small_below))
-        return (small if is_small else default), "scorer", gain
+        return (small if is_small else default), "scorer", min(1.0, 2 * abs(score.large - small_below))
 
     def _awake(self, model: Model) -> bool:
         state = self._setting.view.get(model.id)
@@ -307,7 +304,7 @@ class _Deciding:
             self._say("default", "thinking", f"{_on(model.thinking.default)}: {model.id}'s")
             return model.thinking.default, "default"
         excerpt = self._read()
-        past = self._setting.past if self._settings.sticky.enabled else None
+        past = self._past()
         if past and self._same_turn(past):
             self._say("sticky", "thinking", f"{_on(past.thinking)}: same turn")
             return past.thinking, "sticky"
@@ -316,7 +313,7 @@ class _Deciding:
             why = "the answer is begun" if excerpt.prefilled else f"{room} tokens are too few"
             self._say("constraint", "thinking", f"off: {why}")
             return False, "constraint"
-        if past and past.judged is not None and self._follows_up(excerpt):
+        if past and past.judged is not None and self._follows_up():
             self._say("sticky", "thinking", f"{_on(past.judged)}: a follow-up, as what it follows")
             return past.judged, "sticky"
         self._say("sticky", "thinking", "a turn of its own" if past else "a new conversation")
@@ -340,18 +337,22 @@ class _Deciding:
         excerpt = self._read()
         return excerpt.in_tool_loop and past.turn == turn_id(excerpt)
 
-    def _follows_up(self, excerpt: Excerpt) -> bool:
+    def _follows_up(self) -> bool:
+        excerpt = self._read()
         return (
             excerpt.turns > 1 and excerpt.ask_tokens <= _FOLLOW_UP_TOKENS and "affirm" in tasks_of(excerpt.instruction)
         )
 
-    def _judged(self) -> bool | None:
-        """The difficulty of this turn, for follow-ups to inherit."""
-        if self._thinking_rule:
+    def _judged(self, source: str) -> bool | None:
+        """The difficulty of this turn, for follow-ups to inherit; None where the client decided."""
+        past = self._past()
+        if source == "sticky":
+            return past.judged if past else None
+        if source == "rule" and self._thinking_rule:
             return self._thinking_rule.then.thinking
-        if self._score:
+        if source in ("scorer", "default") and self._score:
             return self._score.think >= (self._settings.scorer.think_at or self._score.think_at)
-        return self._setting.past.judged if self._setting.past else None
+        return None
 
     def _client_budget(self, model: Model, said: list[Wish]) -> int | None:
         """The strongest budget that agrees with the winner, cut so that the answer keeps its share."""
@@ -442,6 +443,8 @@ def _too_long(model: Model, tokens: int, max_tokens: int) -> ApiError:
 def unsure_of_fit(facts: Facts, policy: Policy, prompt_tokens: int) -> list[Model]:
     """The models into whose context the estimated prompt may or may not fit: worth counting exactly."""
     need = facts.max_tokens or 1
+    if prompt_tokens * ESTIMATE_ERROR + need <= policy.smallest_context:
+        return []
     name = facts.model
     models = policy.catalog.models.values()
     if name is not None and name != AUTO and not name.startswith(AUTO + ":"):
@@ -449,7 +452,8 @@ def unsure_of_fit(facts: Facts, policy: Policy, prompt_tokens: int) -> list[Mode
     return [
         model
         for model in models
-        if prompt_tokens / ESTIMATE_ERROR <= model.context - need < prompt_tokens * ESTIMATE_ERROR
+        if "chat" in model.abilities
+        and prompt_tokens / ESTIMATE_ERROR <= model.context - need < prompt_tokens * ESTIMATE_ERROR
     ]
 
 

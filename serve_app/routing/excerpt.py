@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
+
+import orjson
 
 Language = Literal["zh", "en", "mixed"]
 
@@ -21,8 +24,11 @@ _HARNESS_TAGS = (
     "context",
     "attached_files",
 )
+_AFTER_TAG = frozenset({">", " ", "\n", "\t"})
+_WIDE = re.compile("[\u4e00-\u9fff]+")
+_LATIN = re.compile("[A-Za-z]+")
 # A request is stated at the beginning or the end of a long message; what lies between is material.
-_CLIP = 4000
+_CLIP = 2000
 _INSTRUCTION = 350
 _CONTEXT_CLIP = 600
 # Characters that make up a token, roughly, of text in ASCII and of Chinese (Qwen3's tokenizer on mixed prose).
@@ -60,7 +66,8 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
     """Read the messages of a checked chat body (see `facts`)."""
     last = _last_user(messages)
     raw = text_of(messages[last].get("content")) if last >= 0 else ""
-    ask = without_harness(clipped(raw, _CLIP))
+    typed = without_harness(raw)
+    ask = clipped(typed, _CLIP)
     after = messages[last + 1 :]
     results = [text_of(message.get("content")) for message in after if message["role"] in ("tool", "function")]
     names = tuple(filter(None, (_tool_name(tool) for tool in tools or ())))
@@ -71,7 +78,7 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
         reply=_before(messages, last, "assistant"),
         system=_system(messages),
         language=language_of(clipped(ask, _INSTRUCTION)),
-        ask_tokens=tokens_in(raw),
+        ask_tokens=tokens_in(typed),
         prompt_tokens=_prompt_tokens(messages, tools or ()),
         turns=len([message for message in messages if message["role"] == "user"]),
         tools=bool(names),
@@ -126,21 +133,23 @@ def without_harness(text: str) -> str:
 
 def _outside(text: str, tag: str) -> Iterator[str]:
     opening, closing = f"<{tag}", f"</{tag}>"
-    at = 0
-    while (begin := text.find(opening, at)) >= 0:
-        if (end := text.find(closing, begin)) < 0:
+    at = seen = 0
+    while (begin := text.find(opening, seen)) >= 0:
+        seen = begin + len(opening)
+        if text[seen : seen + 1] not in _AFTER_TAG:
+            continue  # another tag, whose name begins like this one
+        if (end := text.find(closing, seen)) < 0:
             break
         yield text[at:begin]
-        at = end + len(closing)
+        at = seen = end + len(closing)
     yield text[at:]
 
 
 def language_of(text: str) -> Language:
     """Chinese, English (which stands for every other), or Chinese with a good part of English words."""
-    wide = sum("\u4e00" <= character <= "\u9fff" for character in text)
-    if not wide:
+    if text.isascii() or not (wide := sum(map(len, _WIDE.findall(text)))):
         return "en"
-    latin = sum(character.isascii() and character.isalpha() for character in text)
+    latin = sum(map(len, _LATIN.findall(text)))
     # A Chinese character weighs as much as two letters of English.
     return "mixed" if latin > 0.25 * (latin + 2 * wide) else "zh"
 
@@ -158,15 +167,22 @@ def _prompt_tokens(messages: Iterable[dict[str, Any]], tools: Iterable[Any]) -> 
     for message in messages:
         tokens += _message_tokens(message)
     for tool in tools:
-        tokens += tokens_in(str(tool))
+        tokens += _json_tokens(tool)
     return tokens
 
 
 def _message_tokens(message: dict[str, Any]) -> int:
     tokens = tokens_in(text_of(message.get("content"))) + _TOKENS_PER_MESSAGE
     if calls := message.get("tool_calls"):
-        tokens += tokens_in(str(calls))
+        tokens += _json_tokens(calls)
     return tokens
+
+
+def _json_tokens(value: Any) -> int:
+    try:
+        return round(len(orjson.dumps(value)) / _ASCII_PER_TOKEN)
+    except orjson.JSONEncodeError:
+        return 0  # nested too deeply: refused when the body is written for the engine
 
 
 def _tool_name(tool: Any) -> str:

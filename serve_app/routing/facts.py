@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 from serve_app.routing.excerpt import Excerpt, has_image, text_of
+from serve_app.routing.schemas import check_schemas
 
 Endpoint = Literal["chat", "completions", "embeddings"]
 Body = dict[str, Any]
@@ -146,6 +147,7 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]):
             raise bad_request(f"`{field}` {message}.", field)
+    check_schemas(body)
     text, images = "", False
     match endpoint:
         case "chat":
@@ -181,7 +183,7 @@ def _without_nulls(body: Body) -> Body:
 
 
 def _has_schema(body: Body) -> bool:
-    if any(field.startswith(("guided_", "structured_")) for field in body):
+    if any(field.startswith(("guided_", "structured_")) and body[field] is not None for field in body):
         return True
     asked = body.get("response_format")
     return isinstance(asked, dict) and asked.get("type") not in (None, "text")

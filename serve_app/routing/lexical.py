@@ -12,15 +12,14 @@ import itertools
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from serve_app.routing.excerpt import Excerpt, clipped
 
 _WORD = re.compile(r"[a-z][a-z']{1,18}|[\u4e00-\u9fff]+")
-_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
-_SYMBOLS = re.compile(r"[=<>+*/^≤≥≠∑∫√∈∀∃±×÷|%°²³]|->|→")
+_DIGITS = re.compile(r"[0-9]+")
+_SYMBOLS = re.compile(r"[=<>+*/^≤≥≠∑∫√∈∀∃±×÷|%°²³→]")
 _HALF = 260
 # Below this many characters the ask says little by itself; what it follows then counts too.
 _SHORT = 40
@@ -44,8 +43,7 @@ class Score:
 class Lexicon:
     """Weights by feature, for thinking and for size; each with its intercept and its threshold."""
 
-    think: Mapping[str, float]
-    large: Mapping[str, float]
+    weights: Mapping[str, tuple[float, float]]
     think_bias: float
     large_bias: float
     think_at: float
@@ -54,11 +52,11 @@ class Lexicon:
     def score(self, excerpt: Excerpt) -> Score:
         """Judge a request."""
         think, large = self.think_bias, self.large_bias
+        weights = self.weights
         for name, value in features(excerpt).items():
-            if weight := self.think.get(name):
-                think += weight * value
-            if weight := self.large.get(name):
-                large += weight * value
+            if (pair := weights.get(name)) is not None:
+                think += pair[0] * value
+                large += pair[1] * value
         return Score(_logistic(think), _logistic(large), self.think_at, self.small_below, "lexical")
 
 
@@ -70,7 +68,8 @@ def _logistic(value: float) -> float:
 def shipped_lexicon() -> Lexicon:
     """The table that ships."""
     table = json.loads((Path(__file__).parent / "lexicon.json").read_text())
-    return Lexicon(**{field.name: table[field.name] for field in dataclasses.fields(Lexicon)})
+    table["weights"] = {name: tuple(pair) for name, pair in table["weights"].items()}
+    return Lexicon(**table)
 
 
 def features(excerpt: Excerpt) -> dict[str, float]:
@@ -81,7 +80,7 @@ def features(excerpt: Excerpt) -> dict[str, float]:
         found.update(dict.fromkeys(("<" + word for word in _words(clipped(excerpt.before, _HALF).lower())), 1.0))
     numbers = len(_DIGITS.findall(text))
     symbols = len(_SYMBOLS.findall(text))
-    marks = Counter(text)
+    count = text.count
     size = math.log1p(len(excerpt.ask))
     found |= {
         "#size": size,
@@ -89,10 +88,10 @@ def features(excerpt: Excerpt) -> dict[str, float]:
         "#numbers": math.log1p(numbers),
         "#symbols": math.log1p(symbols),
         "#density": 10 * (numbers + symbols) / (len(text) + 10),
-        "#commas": math.log1p(marks[","] + marks["，"] + marks["、"] + marks[";"] + marks["；"]),
-        "#questions": math.log1p(marks["?"] + marks["？"]),
-        "#quotes": math.log1p(marks['"'] + marks["“"] + marks["「"]),
-        "#lines": math.log1p(marks["\n"]),
+        "#commas": math.log1p(count(",") + count("，") + count("、") + count(";") + count("；")),
+        "#questions": math.log1p(count("?") + count("？")),
+        "#quotes": math.log1p(count('"') + count("“") + count("「")),
+        "#lines": math.log1p(count("\n")),
         "#fence": float("```" in excerpt.ask),
         "#wide": float(excerpt.language != "en"),
         "#long": float(excerpt.ask_tokens > 600),

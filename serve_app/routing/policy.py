@@ -18,6 +18,7 @@ class Policy:
     catalog: Catalog
     settings: RoutingSettings
     rules: Rules
+    smallest_context: int
 
 
 def policy_of(catalog: Catalog, settings: RoutingSettings) -> Policy:
@@ -25,13 +26,14 @@ def policy_of(catalog: Catalog, settings: RoutingSettings) -> Policy:
     tasks_of("")
     shipped_lexicon()
     shipped = shipped_rules() if settings.shipped_rules else ()
-    return Policy(catalog, settings, Rules([*settings.rules, *shipped]))
+    contexts = [model.context for model in catalog.models.values() if "chat" in model.abilities]
+    return Policy(catalog, settings, Rules([*settings.rules, *shipped]), min(contexts, default=0))
 
 
 def plain_policy(policy: Policy) -> Policy:
     """The same without any judgement of the router's: what is applied in shadow mode."""
     settings = policy.settings.model_copy(update={"thinking": "default", "small_model": None, "rules": []})
-    return Policy(policy.catalog, settings, Rules([]))
+    return dataclasses.replace(policy, settings=settings, rules=Rules([]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

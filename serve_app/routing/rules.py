@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from serve_app.routing.excerpt import Excerpt
 from serve_app.routing_schema import Range, Rule, Task, Then, When
 
 _HERE = Path(__file__).parent
+# RE2 builds its automaton as it reads; what does not fit is searched again and again, or fails to compile.
+_SET_PATTERNS = 100
+_SET_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,17 +51,20 @@ class Patterns:
     """Many RE2 patterns searched at once; each found by its number."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._set = re2.Set.SearchSet()
-        for pattern in patterns:
-            self._set.Add(pattern)
-        self._set.Compile()
-        self._any = bool(patterns)
+        options = re2.Options()
+        options.max_mem = _SET_BYTES
+        self._sets = []
+        for first in range(0, len(patterns), _SET_PATTERNS):
+            found = re2.Set.SearchSet(options)
+            for pattern in patterns[first : first + _SET_PATTERNS]:
+                found.Add(pattern)
+            found.Compile()
+            self._sets.append((first, found))
 
     def found(self, text: str) -> frozenset[int]:
         """The numbers of the patterns that occur in the text."""
-        if not self._any:
-            return frozenset()
-        return frozenset(self._set.Match(text.encode("utf-8", "replace")) or ())
+        raw = text.encode("utf-8", "replace")
+        return frozenset(first + number for first, found in self._sets for number in found.Match(raw) or ())
 
 
 class Rules:
@@ -75,13 +82,21 @@ class Rules:
             for rule in ordered
         ]
         self._patterns = Patterns(list(numbers))
+        # Most rules have patterns, and most patterns are not found: those rules are not even looked at.
+        self._without_text = [index for index, compiled in enumerate(self._rules) if not compiled.text]
+        self._with_text: defaultdict[int, list[int]] = defaultdict(list)
+        for index, compiled in enumerate(self._rules):
+            for number in compiled.text:
+                self._with_text[number].append(index)
 
     def decisive(self, request: Request) -> tuple[Rule | None, Rule | None]:
         """The rule that decides about thinking, and the one that decides about the model; None where none does."""
         found = self._patterns.found(request.excerpt.ask)
         thinking: Rule | None = None
         model: Rule | None = None
-        for compiled in self._rules:
+        candidates = {*self._without_text, *(index for number in found for index in self._with_text.get(number, ()))}
+        for index in sorted(candidates):
+            compiled = self._rules[index]
             then = compiled.rule.then
             useful = (thinking is None and then.thinking is not None) or (model is None and _names_model(then))
             if useful and _holds(compiled, found, request):
@@ -99,8 +114,6 @@ def _names_model(then: Then) -> bool:
 
 
 def _holds(compiled: _Compiled, found: frozenset[int], request: Request) -> bool:
-    if compiled.text and compiled.text.isdisjoint(found):
-        return False
     if compiled.not_text and not compiled.not_text.isdisjoint(found):
         return False
     return all(check(request) for check in compiled.checks)

@@ -70,12 +70,12 @@ def _effort(body: dict[str, Any], thinking: Thinking) -> Wish | None:
 
 
 def _soft_switch(text: str) -> Wish | None:
-    switches = _SOFT_SWITCH.findall(text)
+    switches = _SOFT_SWITCH.findall(text) if "think" in text else ()
     return Wish(switches[-1] != "no_", "soft_switch") if switches else None
 
 
 def _tag(text: str) -> Wish | None:
-    if _BARE_TAG.search(text) and "</think>" not in text:
+    if "<think>" in text and _BARE_TAG.search(text) and "</think>" not in text:
         return Wish(True, "think_tag")
     return None
 

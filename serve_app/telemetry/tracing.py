@@ -34,10 +34,8 @@ class Tracing:
     @contextlib.contextmanager
     def request(self, name: str, headers: Headers, passed: Carrier) -> Iterator[Span | None]:
         """A span for a request; `passed` gets the trace headers for the engine."""
-        for field in ("traceparent", "tracestate"):
-            if field in headers:
-                passed[field] = headers[field]
         if self._tracer is None:
+            passed.update({field: headers[field] for field in ("traceparent", "tracestate") if field in headers})
             yield None
             return
         context = propagate.extract(dict(headers))

@@ -51,7 +51,7 @@ class Service:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         # Short: Ray puts sockets below it, and their paths may have 107 characters.
-        self._scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
+        self.scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
         args.setdefault("router", {})
         args["router"] = {"port": self.port, "num_cpus": 0.1, "drain_s": 5, **args["router"]}
         args.setdefault("pool", {}).setdefault("resources", {"num_cpus": 0.1})
@@ -70,16 +70,16 @@ class Service:
                 }
             ],
         }
-        self.file = self._scratch / "deployment.yaml"
+        self.file = self.scratch / "deployment.yaml"
         self.file.write_text(yaml.safe_dump(document))
-        self.log = self._scratch / "serve.log"
+        self.log = self.scratch / "serve.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._family: list[psutil.Process] = []
 
     def start(self, *, wait: bool = True) -> None:
         environment = {
             **os.environ,
-            "RAY_TMPDIR": str(self._scratch),
+            "RAY_TMPDIR": str(self.scratch),
             "RAY_AUTH_MODE": "token",
             "PYTHONPATH": str(REPOSITORY),
         }
@@ -126,7 +126,7 @@ class Service:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
         return left
 
     def request(

@@ -1,0 +1,121 @@
+"""One answer, streamed or not, as a client sees it; and what holds for every answer, whatever was asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from tests.e2e.service import Service
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Oslo", "北京"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+# Qwen3's `</think>`, about as likely as not at every tenth token of random weights.
+ENDS_THE_THOUGHT = {"151668": 9.5}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@dataclasses.dataclass
+class Answer:
+    """The first choice, put together; `error` where there is none."""
+
+    status: int
+    headers: dict[str, str]
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    calls: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    finish: str | None = None
+    usage: dict[str, Any] = dataclasses.field(default_factory=dict)
+    logprobs: list[Any] = dataclasses.field(default_factory=list)
+    error: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ids: set[str] = dataclasses.field(default_factory=set)
+    raw: Any = None
+
+
+def ask(
+    service: Service, body: dict[str, Any], *, stream: bool = False, headers: dict[str, str] | None = None
+) -> Answer:
+    """Send a chat body and read the whole answer."""
+    if stream:
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+    status, got, text = service.request("/v1/chat/completions", body, headers=headers, timeout_s=200)
+    if status != 200:
+        return Answer(status, got, error=text["error"], raw=text)
+    answer = _joined(status, got, text) if stream else _whole(status, got, text)
+    _check(answer, body)
+    return answer
+
+
+def _whole(status: int, headers: dict[str, str], body: dict[str, Any]) -> Answer:
+    choice = body["choices"][0]
+    message = choice["message"]
+    return Answer(
+        status,
+        headers,
+        content=message["content"],
+        reasoning=message.get("reasoning"),
+        reasoning_content=message.get("reasoning_content"),
+        calls=[call["function"] | {"id": call["id"]} for call in message.get("tool_calls") or ()],
+        finish=choice["finish_reason"],
+        usage=body["usage"],
+        logprobs=(choice.get("logprobs") or {}).get("content") or [],
+        ids={body["id"]},
+        raw=body,
+    )
+
+
+def _joined(status: int, headers: dict[str, str], text: str) -> Answer:
+    events = [event for event in text.split("\n\n") if event and not event.startswith(":")]
+    assert events[-1] == "data: [DONE]", "the stream has no end"
+    answer = Answer(status, headers)
+    answer.raw = [json.loads(event.removeprefix("data: ")) for event in events[:-1]]
+    pieces: dict[str, list[str]] = {"content": [], "reasoning": [], "reasoning_content": []}
+    for chunk in answer.raw:
+        assert "error" not in chunk, chunk
+        answer.ids.add(chunk["id"])
+        answer.usage = chunk.get("usage") or answer.usage
+        for choice in chunk["choices"]:
+            answer.finish = choice["finish_reason"] or answer.finish
+            answer.logprobs += (choice.get("logprobs") or {}).get("content") or []
+            for name, found in pieces.items():
+                found.append(choice["delta"].get(name) or "")
+            for delta in choice["delta"].get("tool_calls") or ():
+                if delta["index"] == len(answer.calls):
+                    answer.calls.append({"id": delta["id"], "name": delta["function"]["name"], "arguments": ""})
+                answer.calls[delta["index"]]["arguments"] += delta["function"]["arguments"]
+    answer.content, answer.reasoning, answer.reasoning_content = ("".join(found) or None for found in pieces.values())
+    return answer
+
+
+def _check(answer: Answer, body: dict[str, Any]) -> None:
+    """What the field cases ask of every reply."""
+    content = answer.content or ""
+    assert len(answer.ids) == 1, "one id a stream"
+    if body.get("tools"):
+        assert "<tool_call" not in content
+    assert not content.startswith(("<think>", "</think>"))
+    assert "\ufffd" not in content + (answer.reasoning or "")
+    assert (answer.reasoning or None) == (answer.reasoning_content or None)
+    for call in answer.calls[: -1 if answer.finish == "length" else None]:
+        assert isinstance(json.loads(call["arguments"]), dict)
+    assert all(call["id"] for call in answer.calls)
+    assert answer.finish in ("stop", "length", "tool_calls")
+    if answer.finish == "tool_calls":
+        assert answer.calls
+    usage = answer.usage
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    # There is none where the model has no reasoning parser.
+    if details := usage.get("completion_tokens_details"):
+        assert 0 <= details["reasoning_tokens"] <= usage["completion_tokens"]

@@ -1,0 +1,450 @@
+"""serve_app.router.shape: answers have the form that clients expect, whole as in a stream, and else no change."""
+
+import itertools
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import orjson
+import pytest
+from catalogs import CATALOG, PLAIN, chat
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from judging import TOOLS
+
+from serve_app.router.shape import Names, Shape, shape_of
+from serve_app.routing.decide import Setting, decide
+from serve_app.routing.facts import Endpoint, read_facts
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}
+MARKUP = '<tool_call>\n{"name": "look_up", "arguments": {"q": "Köln"}}\n</tool_call>'
+CUT = '<tool_call>\n{"name": "look_up", "arguments": {"q": "K'
+
+
+def answer(message: dict[str, Any], finish: str | None = "stop", **choice: Any) -> bytes:
+    """A whole answer with one choice, as vLLM writes it."""
+    full = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish, **choice}
+    return orjson.dumps({"id": "a", "choices": [full], "usage": {"completion_tokens": 9}})
+
+
+def event(delta: dict[str, Any], finish: str | None = None, index: int = 0, **choice: Any) -> bytes:
+    """One event of a stream."""
+    chunk = {"id": "a", "choices": [{"index": index, "delta": delta, "finish_reason": finish, **choice}]}
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def whole(shape: Shape, message: dict[str, Any], finish: str | None = "stop", **choice: Any) -> dict[str, Any]:
+    """The one choice of a whole answer: its message, with `finish_reason` and `stop_reason` beside it."""
+    found = orjson.loads(shape.whole(answer(message, finish, **choice)))["choices"][0]
+    return {**found["message"], "finish_reason": found["finish_reason"], "stop_reason": found.get("stop_reason")}
+
+
+def deltas(data: bytes) -> list[dict[str, Any]]:
+    """The choices of the events, in order."""
+    events = [part.removeprefix(b"data: ") for part in data.split(b"\n\n") if part]
+    return [choice for part in events if part != b"[DONE]" for choice in orjson.loads(part)["choices"]]
+
+
+def joined(data: bytes, index: int = 0) -> dict[str, Any]:
+    """What a client makes of a stream: its pieces added up."""
+    found: dict[str, Any] = {"content": "", "finish_reason": None, "stop_reason": None}
+    for choice in deltas(data):
+        if choice["index"] != index:
+            continue
+        for key, value in choice["delta"].items():
+            if key != "role" and value:
+                found[key] = found[key] + value if key in found else value
+        for key in ("finish_reason", "stop_reason"):
+            found[key] = choice.get(key) or found[key]
+    return found
+
+
+def streamed(shape: Shape, events: Iterable[bytes]) -> dict[str, Any]:
+    """The pieces of a stream, added up; each event is shaped by itself."""
+    return joined(b"".join(map(shape.events, [*events])))
+
+
+def pieces(text: str, cuts: Sequence[int], field: str = "content") -> list[bytes]:
+    """The text as events, cut at these places."""
+    places = [0, *sorted({cut % (len(text) + 1) for cut in cuts}), len(text)]
+    parts = (text[begin:end] for begin, end in itertools.pairwise(places))
+    return [event({field: part}) for part in parts if part]
+
+
+# The names of the reasoning
+
+
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        ("both", {"reasoning", "reasoning_content"}),
+        ("reasoning", {"reasoning"}),
+        ("reasoning_content", {"reasoning_content"}),
+    ],
+)
+@pytest.mark.parametrize("text", ["because", "", None])
+def test_reasoning_has_the_names_that_are_configured(names: Names, wanted: set[str], text: str | None) -> None:
+    message = whole(Shape(names=names), {"content": "4", "reasoning": text})
+    assert {key: value for key, value in message.items() if key.startswith("reasoning")} == dict.fromkeys(wanted, text)
+    (choice,) = deltas(Shape(names=names).events(event({"reasoning": text})))
+    assert choice["delta"] == dict.fromkeys(wanted, text)
+
+
+@pytest.mark.parametrize("names", ["both", "reasoning_content"])
+def test_each_of_several_choices_has_its_reasoning_under_every_name(names: Names) -> None:
+    choices = [{"index": index, "message": {"reasoning": text}} for index, text in enumerate([None, "because"])]
+    body = orjson.loads(Shape(names=names).whole(orjson.dumps({"choices": choices})))
+    assert [choice["message"]["reasoning_content"] for choice in body["choices"]] == [None, "because"]
+
+
+def test_null_is_renamed_without_touching_another_byte() -> None:
+    odd = b'{"choices":[{"message":{"content":"say \\"reasoning\\":null","reasoning":null},"x":1.0e-7,"y":1E3}]}'
+    shaped = Shape(names="both").whole(odd)
+    assert shaped == odd.replace(b',"reasoning":null}', b',"reasoning":null,"reasoning_content":null}')
+    assert json.loads(shaped)["choices"][0]["message"]["content"] == 'say "reasoning":null'
+
+
+def test_reasoning_that_the_text_only_talks_of_is_not_renamed() -> None:
+    text = 'The field is {"reasoning": "x"}.'
+    assert whole(Shape(names="both"), {"content": text})["content"] == text
+    assert "reasoning_content" not in whole(Shape(names="both"), {"content": text})
+    assert joined(Shape(names="both").events(event({"content": text})))["content"] == text
+
+
+def test_several_events_in_one_chunk_are_each_renamed() -> None:
+    data = event({"reasoning": "be"}) + event({"reasoning": "cause"}) + event({"content": "4"}, "stop")
+    found = joined(Shape(names="both").events(data))
+    assert (found["reasoning"], found["reasoning_content"], found["content"]) == ("because", "because", "4")
+
+
+# What is not touched
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(), Shape(names="both"), Shape(names="reasoning_content")],
+    ids=["plain", "both", "reasoning_content"],
+)
+def test_answer_without_anything_to_do_is_the_same_object(shape: Shape) -> None:
+    body = answer({"content": "hello"})
+    assert shape.whole(body) is body
+    data = event({"content": "hello"}) + b"data: [DONE]\n\n"
+    assert shape.events(data) is data
+
+
+def test_content_of_a_stream_with_tools_is_the_same_object() -> None:
+    data = event({"content": "hel"}) + event({"content": "lo"})
+    assert Shape(names="both", tools=True).events(data) is data
+
+
+def test_names_that_the_engine_uses_change_nothing() -> None:
+    body = answer({"content": "4", "reasoning": "because"})
+    assert Shape(names="reasoning").whole(body) is body
+    data = event({"reasoning": "because"})
+    assert Shape(names="reasoning").events(data) is data
+
+
+@pytest.mark.parametrize("raw", [b"data: [DONE]\n\n", b": ping\n\n", b"event: x\ndata: 1\n\n"])
+def test_events_that_are_no_chunks_pass_as_they_are(raw: bytes) -> None:
+    shape = Shape(names="both", tools=True, stops=["END"])
+    assert shape.events(event({"reasoning": "r"}) + raw).endswith(raw)
+
+
+def test_usage_at_the_end_of_a_stream_passes() -> None:
+    usage = b'data: {"id":"a","choices":[],"usage":{"completion_tokens":9}}\n\n'
+    assert Shape(names="both", stops=["END"]).events(usage) == usage
+
+
+def test_fields_that_nobody_knows_survive() -> None:
+    body = orjson.loads(Shape(names="both", tools=True, stops=["END"]).whole(answer({"reasoning": "r", "vendor": [1]})))
+    assert body["choices"][0]["message"]["vendor"] == [1]
+    assert body["usage"] == {"completion_tokens": 9}
+
+
+@pytest.mark.parametrize("body", [b'{"choices":null}', b"{}", b'{"choices":[{"index":0}]}', b'{"choices":[]}'])
+def test_odd_answers_pass(body: bytes) -> None:
+    shaped = Shape(names="both", tools=True, stops=["END"]).whole(body)
+    assert orjson.loads(shaped) == orjson.loads(body)
+
+
+# Stop strings
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "stop"),
+    [
+        ("one END two", "one ", "END"),
+        ("END", "", "END"),
+        ("one two", "one two", None),
+        ("one EN", "one EN", None),
+        ("a\n\nb END", "a", "\n\n"),
+        ("停止了吗", "", "停止"),
+    ],
+)
+def test_answer_ends_before_the_first_stop_string(text: str, content: str, stop: str | None) -> None:
+    stops = ["END", "\n\n", "停止"]
+    for found in (
+        whole(Shape(stops=stops), {"content": text}),
+        streamed(Shape(stops=stops), [*pieces(text, range(len(text))), event({}, "stop")]),
+    ):
+        assert (found["content"], found["finish_reason"], found["stop_reason"]) == (content, "stop", stop)
+
+
+def test_stop_string_in_the_thought_does_not_end_it() -> None:
+    message = {"reasoning": "first END then", "content": "4"}
+    assert whole(Shape(stops=["END"]), message)["reasoning"] == "first END then"
+    found = streamed(
+        Shape(stops=["END"]), [*pieces(message["reasoning"], [8], "reasoning"), event({"content": "4"}, "stop")]
+    )
+    assert (found["reasoning"], found["content"], found["stop_reason"]) == ("first END then", "4", None)
+
+
+def test_answer_that_ran_on_to_its_limit_after_the_stop_string_has_stopped() -> None:
+    assert whole(Shape(stops=["END"]), {"content": "a END b"}, "length")["finish_reason"] == "stop"
+    found = streamed(Shape(stops=["END"]), [event({"content": "a END b"}), event({"content": "c"}, "length")])
+    assert (found["content"], found["finish_reason"]) == ("a ", "stop")
+
+
+def test_beginning_of_a_stop_string_is_held_back_until_it_is_none() -> None:
+    shape = Shape(stops=["END"])
+    assert [joined(shape.events(event({"content": text})))["content"] for text in ("a E", "N", "d of")] == [
+        "a ",
+        "",
+        "ENd of",
+    ]
+
+
+def test_text_held_back_is_delivered_with_the_last_event() -> None:
+    shape = Shape(stops=["END"])
+    shape.events(event({"content": "a EN"}))
+    found = joined(shape.events(event({}, "length")))
+    assert (found["content"], found["finish_reason"]) == ("EN", "length")
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    shape = Shape(stops=["END"])
+    assert joined(shape.events(event({"content": "a END b"})))["content"] == "a "
+    later = joined(shape.events(event({"content": "c"}) + event({"tool_calls": [{"index": 0}]})))
+    assert (later["content"], "tool_calls" in later) == ("", False)
+
+
+def test_nothing_comes_after_a_stop_string_in_one_piece_either() -> None:
+    message = {"content": "a END b", "tool_calls": [CALL]}
+    found = whole(Shape(tools=True, stops=["END"]), message, "tool_calls")
+    assert (found["content"], found["finish_reason"], found.get("tool_calls")) == ("a ", "stop", None)
+
+
+def test_text_behind_the_stop_string_is_not_in_the_log_probabilities() -> None:
+    tokens = [{"token": token, "logprob": -0.1, "top_logprobs": []} for token in ("a ", "END", " hidden")]
+    logprobs = {"content": tokens}
+    assert b"hidden" not in Shape(stops=["END"]).whole(answer({"content": "a END hidden"}, logprobs=logprobs))
+    shape = Shape(stops=["END"])
+    events = [event({"content": token["token"]}, logprobs={"content": [token]}) for token in tokens]
+    assert b"hidden" not in b"".join(map(shape.events, events))
+
+
+def test_choices_stop_each_for_itself() -> None:
+    shape = Shape(stops=["END"])
+    data = event({"content": "a EN"}, index=0) + event({"content": "b EN"}, index=1)
+    data += event({"content": "D c"}, index=0) + event({"content": "d c"}, index=1)
+    data += event({}, "stop", index=0) + event({}, "stop", index=1)
+    shaped = shape.events(data)
+    assert (joined(shaped, 0)["content"], joined(shaped, 1)["content"]) == ("a ", "b ENd c")
+    assert (joined(shaped, 0)["stop_reason"], joined(shaped, 1)["stop_reason"]) == ("END", None)
+
+
+STOPS = st.lists(st.text("ab。", min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
+TEXT = st.text("ab。", max_size=24)
+CUTS = st.lists(st.integers(0, 24), max_size=8)
+
+
+def stream_equals_whole(text: str, stops: list[str], cuts: list[int], finish: str) -> None:
+    one = whole(Shape(stops=stops), {"content": text}, finish)
+    many = streamed(Shape(stops=stops), [*pieces(text, cuts), event({}, finish)])
+    assert many == {key: one[key] for key in many}
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(
+    TEXT,
+    STOPS.filter(lambda stops: not any(a in b for a in stops for b in stops if a is not b)),
+    CUTS,
+    st.sampled_from(["stop", "length"]),
+)
+def test_stream_adds_up_to_the_whole_answer_wherever_it_is_cut(
+    text: str, stops: list[str], cuts: list[int], finish: str
+) -> None:
+    stream_equals_whole(text, stops, cuts, finish)
+
+
+@settings(max_examples=500, deadline=None, database=None)
+@given(TEXT, STOPS, CUTS, st.sampled_from(["stop", "length"]))
+@example("abcd", ["abcd", "bc"], [3], "stop")
+def test_stream_adds_up_to_the_whole_answer_even_if_stop_strings_hold_each_other(
+    text: str, stops: list[str], cuts: list[int], finish: str
+) -> None:
+    stream_equals_whole(text, stops, cuts, finish)
+
+
+# Tool calls
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (CUT, None),
+        (f"Let me look.\n{CUT}", "Let me look."),
+        ("Let me look.\n<tool_call>", "Let me look."),
+        ("Let me look.\n<tool_c", "Let me look."),
+        ("Let me look.\n<tool_call>\n{", "Let me look."),
+        ("<t", None),
+    ],
+)
+def test_call_that_max_tokens_cut_is_not_in_the_content(content: str, text: str | None) -> None:
+    found = whole(Shape(tools=True), {"content": content, "tool_calls": []}, "length")
+    assert (found["content"], found["finish_reason"], "tool_calls" in found) == (text, "length", False)
+
+
+def test_complete_calls_before_the_cut_survive() -> None:
+    found = whole(Shape(tools=True), {"content": f"Two things.\n{MARKUP}\n{MARKUP}\n{CUT}", "tool_calls": []}, "length")
+    assert (found["content"], found["finish_reason"]) == ("Two things.", "length")
+    calls = found["tool_calls"]
+    assert [call["function"]["name"] for call in calls] == ["look_up", "look_up"]
+    assert [orjson.loads(call["function"]["arguments"]) for call in calls] == [{"q": "Köln"}] * 2
+    assert {call["type"] for call in calls} == {"function"}
+    assert len({call["id"] for call in calls}) == 2
+
+
+@pytest.mark.parametrize(
+    "markup",
+    [
+        "<tool_call>\nnot json\n</tool_call>",
+        "<tool_call>[1]</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": 7}</tool_call>',
+    ],
+)
+def test_call_that_is_none_is_neither_call_nor_content(markup: str) -> None:
+    found = whole(Shape(tools=True), {"content": f"Hm. {markup}{CUT}"}, "length")
+    assert (found["content"], "tool_calls" in found) == ("Hm.", False)
+
+
+def test_call_without_arguments_has_an_empty_object() -> None:
+    found = whole(Shape(tools=True), {"content": f'<tool_call>{{"name": "now"}}</tool_call>{CUT}'}, "length")
+    assert found["tool_calls"][0]["function"] == {"name": "now", "arguments": "{}"}
+
+
+@pytest.mark.parametrize("content", ["The tag <tool_call> begins a call.", "a <tool", "a <"])
+def test_content_of_an_answer_that_ended_by_itself_is_kept(content: str) -> None:
+    assert whole(Shape(tools=True), {"content": content})["content"] == content
+
+
+def test_markup_is_only_looked_for_where_tools_were_given() -> None:
+    body = answer({"content": CUT}, "length")
+    assert Shape().whole(body) is body
+
+
+def test_calls_that_the_engine_parsed_are_left_alone() -> None:
+    found = whole(Shape(tools=True), {"content": None, "tool_calls": [CALL]}, "tool_calls")
+    assert (found["tool_calls"], found["content"], found["finish_reason"]) == ([CALL], None, "tool_calls")
+
+
+@pytest.mark.parametrize("calls", [{}, {"tool_calls": []}, {"tool_calls": None}])
+def test_tool_calls_without_a_call_were_cut(calls: dict[str, Any]) -> None:
+    found = whole(Shape(tools=True), {"content": "", **calls}, "tool_calls")
+    assert (found["finish_reason"], "tool_calls" in found) == ("length", False)
+
+
+def test_empty_list_of_calls_is_left_out() -> None:
+    assert "tool_calls" not in whole(Shape(tools=True), {"content": "hello", "tool_calls": []})
+
+
+def test_first_piece_of_a_call_has_arguments() -> None:
+    first = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look_up"}}
+    more = {"index": 0, "function": {"arguments": '{"q": 1}'}}
+    data = Shape(tools=True).events(event({"tool_calls": [first]}) + event({"tool_calls": [more]}))
+    functions = [choice["delta"]["tool_calls"][0]["function"] for choice in deltas(data)]
+    assert functions == [{"name": "look_up", "arguments": ""}, {"arguments": '{"q": 1}'}]
+
+
+@pytest.mark.parametrize("call", [{"index": 0}, {"index": 0, "function": None}, {"index": 0, "id": "c"}])
+def test_piece_of_a_call_without_a_function_passes(call: dict[str, Any]) -> None:
+    data = Shape(tools=True).events(event({"tool_calls": [call]}))
+    assert deltas(data)[0]["delta"]["tool_calls"] == [call]
+
+
+@pytest.mark.parametrize("names", ["both", "reasoning", "reasoning_content"])
+def test_call_that_was_written_into_the_thought_comes_to_light(names: Names) -> None:
+    thought = f"I should look it up. {MARKUP}"
+    inner = '{"name": "look_up", "arguments": {"q": "Köln"}}'
+    assert whole(Shape(names=names, tools=True), {"reasoning": thought, "content": None})["content"] == inner
+    events = [*pieces(thought, range(0, 80, 7), "reasoning"), event({}, "stop")]
+    assert streamed(Shape(names=names, tools=True), events)["content"] == inner
+
+
+@pytest.mark.parametrize(
+    ("message", "finish"),
+    [
+        ({"reasoning": f"{MARKUP}", "content": "It is 4."}, "stop"),
+        ({"reasoning": f"{MARKUP}", "content": None, "tool_calls": [CALL]}, "tool_calls"),
+        ({"reasoning": f"{MARKUP}", "content": None}, "length"),
+        ({"reasoning": "nothing to call", "content": None}, "stop"),
+    ],
+)
+def test_thought_stays_hidden_where_there_is_an_answer_or_it_was_cut(message: dict[str, Any], finish: str) -> None:
+    assert whole(Shape(tools=True), message, finish)["content"] == message["content"]
+    parts: list[dict[str, Any]] = [{"reasoning": message["reasoning"]}]
+    parts += [{"content": message["content"]}] if message["content"] else []
+    parts += [{"tool_calls": [{"index": 0, **CALL}]}] if message.get("tool_calls") else []
+    found = streamed(Shape(tools=True), [*map(event, parts), event({}, finish)])
+    assert found["content"] == (message["content"] or "")
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(
+    st.sampled_from(["", "so", f"so {MARKUP}", f"{MARKUP} so {CUT}"]),
+    st.sampled_from(["", "4", "It is 4."]),
+    st.lists(st.integers(0, 90), max_size=6),
+    st.sampled_from(["stop", "length"]),
+    st.sampled_from(["both", "reasoning", "reasoning_content"]),
+)
+def test_stream_with_thought_and_tools_adds_up_to_the_whole_answer(
+    thought: str, content: str, cuts: list[int], finish: str, names: Names
+) -> None:
+    one = whole(Shape(names=names, tools=True), {"reasoning": thought, "content": content}, finish)
+    events = [*pieces(thought, cuts, "reasoning"), *pieces(content, cuts), event({}, finish)]
+    many = streamed(Shape(names=names, tools=True), events)
+    assert {key: value for key, value in many.items() if value} == {
+        key: value for key, value in one.items() if value and key != "role"
+    }
+
+
+# Which request needs what
+
+
+def shape_for(body: dict[str, Any], endpoint: Endpoint = "chat", names: Names = "both") -> Shape:
+    facts = read_facts(body, endpoint)
+    decision = decide(facts, PLAIN, Setting({}))
+    return shape_of(facts, decision, CATALOG.models[decision.model_id], names)
+
+
+def test_completion_is_never_touched() -> None:
+    shape = shape_for({"prompt": "x", "stop": "END", "model": "thinker"}, "completions")
+    body = answer({"content": "a END b", "reasoning": "r"})
+    assert shape.whole(body) is body
+
+
+def test_model_that_cannot_think_keeps_its_own_names() -> None:
+    body = answer({"content": "a", "reasoning": None})
+    assert shape_for(chat(model="org/plain:1b")).whole(body) is body
+    assert shape_for(chat()).whole(body) != body
+
+
+@pytest.mark.parametrize(("mode", "content"), [("thinking", "a "), ("non_thinking", "a END b")])
+def test_stop_strings_are_applied_where_the_engine_does_not_know_them(mode: str, content: str) -> None:
+    assert whole(shape_for(chat(stop="END", mode=mode)), {"content": "a END b"})["content"] == content
+
+
+def test_markup_is_taken_out_where_tools_were_given() -> None:
+    assert whole(shape_for(chat(tools=TOOLS)), {"content": CUT}, "length")["content"] is None
+    assert whole(shape_for(chat(tools=[])), {"content": CUT}, "length")["content"] == CUT

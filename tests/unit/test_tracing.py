@@ -1,0 +1,177 @@
+"""serve_app.telemetry.tracing: a span a request, between the client's and the engine's; off, headers pass."""
+
+import re
+from typing import Any
+
+import pytest
+from judging import judged, rule, score, talk
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind
+from starlette.datastructures import Headers
+
+from serve_app.telemetry.tracing import Tracing, describe
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+CLIENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "vendor=1"}
+OFF = Tracing(None)
+
+
+class Collector:
+    """Tracing whose spans stay in memory."""
+
+    def __init__(self, **provider: Any) -> None:
+        self._exporter = InMemorySpanExporter()
+        made = TracerProvider(**provider)
+        made.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracing = Tracing(made.get_tracer("test"))
+
+    @property
+    def spans(self) -> tuple[ReadableSpan, ...]:
+        return self._exporter.get_finished_spans()
+
+    @property
+    def span(self) -> ReadableSpan:
+        (found,) = self.spans
+        return found
+
+
+def traced(tracing: Tracing, headers: dict[str, str], decision: Any = None) -> dict[str, str]:
+    """The headers that the engine gets of a request."""
+    passed: dict[str, str] = {}
+    with tracing.request("/v1/chat/completions", Headers(headers), passed) as span:
+        if decision:
+            describe(span, decision)
+    return passed
+
+
+def is_sampled(passed: dict[str, str]) -> bool:
+    return bool(int(passed["traceparent"].rpartition("-")[2], 16) & 1)
+
+
+# Off
+
+
+def test_without_a_tracer_the_clients_headers_pass_as_they_came() -> None:
+    odd = {"traceparent": "no trace at all", "tracestate": "x"}
+    assert traced(OFF, CLIENT) == CLIENT
+    assert traced(OFF, odd) == odd
+
+
+def test_without_a_tracer_nothing_is_added() -> None:
+    assert traced(OFF, {"x-other": "1", "authorization": "Bearer sk"}) == {}
+
+
+def test_without_a_tracer_there_is_nothing_to_describe() -> None:
+    assert traced(OFF, {}, judged(talk("hello"))) == {}
+
+
+# On
+
+
+def test_span_is_a_child_of_the_clients() -> None:
+    collector = Collector()
+    traced(collector.tracing, CLIENT)
+    span = collector.span
+    assert span.parent
+    assert (f"{span.parent.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
+    assert (span.name, span.kind) == ("/v1/chat/completions", SpanKind.SERVER)
+
+
+def test_engine_gets_the_span_as_its_parent() -> None:
+    collector = Collector()
+    passed = traced(collector.tracing, CLIENT)
+    assert passed["traceparent"] == f"00-{TRACE}-{collector.span.context.span_id:016x}-01"
+    assert passed["tracestate"] == "vendor=1"
+
+
+def test_request_without_a_trace_begins_one() -> None:
+    collector = Collector()
+    passed = traced(collector.tracing, {})
+    assert collector.span.parent is None
+    assert re.fullmatch(r"00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", passed["traceparent"])
+    assert is_sampled(passed)
+
+
+def test_broken_trace_header_begins_a_trace_of_its_own() -> None:
+    collector = Collector()
+    passed = traced(collector.tracing, {"traceparent": "00-zz-zz-01", "tracestate": "vendor=1"})
+    assert collector.span.parent is None
+    assert f"{collector.span.context.trace_id:032x}" in passed["traceparent"]
+    # W3C: the state of a trace that cannot be read is not passed on, it belongs to another one.
+    assert "tracestate" not in passed
+
+
+def test_clients_wish_not_to_be_sampled_is_passed_on() -> None:
+    collector = Collector()
+    passed = traced(collector.tracing, {"traceparent": f"00-{TRACE}-{PARENT}-00"}, judged(talk("hello")))
+    assert passed["traceparent"].startswith(f"00-{TRACE}-")
+    assert not is_sampled(passed)
+    assert collector.spans == ()
+
+
+def test_two_requests_are_two_spans() -> None:
+    collector = Collector()
+    one, other = traced(collector.tracing, {}), traced(collector.tracing, {})
+    assert one["traceparent"] != other["traceparent"]
+
+
+def test_request_that_fails_ends_its_span() -> None:
+    collector = Collector()
+    with pytest.raises(RuntimeError), collector.tracing.request("x", Headers({}), {}):
+        raise RuntimeError("the engine died")
+    assert collector.span.end_time
+    assert not collector.span.status.is_ok
+
+
+def test_span_has_the_decision() -> None:
+    collector = Collector()
+    decision = judged(
+        talk("hello", max_tokens=1000), score=score(0.9), rules=[rule("picks", model="coder")], awake=["large"]
+    )
+    traced(collector.tracing, {}, decision)
+    assert dict(collector.span.attributes or {}) == {
+        "gen_ai.request.model": "large",
+        "switchyard.model_source": "fallback",
+        "switchyard.thinking": True,
+        "switchyard.thinking_source": "scorer",
+        "switchyard.budget": 750,
+        "switchyard.score": 0.9,
+        "switchyard.scorer": "test",
+        "switchyard.fallback": "coder is not awake; large answers",
+    }
+
+
+def test_span_names_the_rule() -> None:
+    collector = Collector()
+    traced(collector.tracing, {}, judged(talk("hello"), rules=[rule("on", thinking=True)]))
+    assert (collector.span.attributes or {})["switchyard.rule"] == "on"
+
+
+def test_what_was_not_decided_is_no_attribute() -> None:
+    collector = Collector()
+    traced(collector.tracing, {}, judged(talk("hello", mode="non_thinking")))
+    assert set(collector.span.attributes or {}) == {
+        "gen_ai.request.model",
+        "switchyard.model_source",
+        "switchyard.thinking",
+        "switchyard.thinking_source",
+    }
+
+
+def test_no_attribute_holds_the_prompt() -> None:
+    collector = Collector()
+    traced(
+        collector.tracing, {"authorization": "Bearer sk-1"}, judged(talk("patient-4711 e"), rules=[rule(thinking=True)])
+    )
+    shown = collector.span.to_json()
+    assert "patient" not in shown
+    assert "sk-1" not in shown
+
+
+def test_span_that_is_not_recorded_costs_no_attributes() -> None:
+    collector = Collector(sampler=ALWAYS_OFF)
+    assert not is_sampled(traced(collector.tracing, {}, judged(talk("hello"))))
+    assert collector.spans == ()
