@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, default=OUT)
-    parser.add_argument("--no-folds", action="store_true", help="keep the calibration of --out")
+    parser.add_argument("--no-folds", action="store_true", help="keep the calibration that the report of --out has")
     args = parser.parse_args()
     random.seed(args.seed)
     torch.manual_seed(args.seed)
@@ -184,21 +184,25 @@ def main() -> None:
     def fit(chosen: list[int], label: str) -> tuple[Any, torch.nn.Linear]:
         return trainer.train([examples[index] for index in chosen for examples in (plain, varied)], label)
 
-    report: dict[str, Any] = {"rows": len(rows), "layers": LAYERS, "rank": RANK, "epochs": EPOCHS, "seed": args.seed}
-    logits = np.zeros((len(rows), 2))
-    for fold in range(FOLDS):
-        test = [index for index, row in enumerate(rows) if fold_of(row, FOLDS) == fold]
-        train = [index for index, row in enumerate(rows) if fold_of(row, FOLDS) != fold]
-        upper, head = fit(train, f"fold {fold}")
-        logits[test] = trainer.predict(upper, head, [plain[index] for index in test])
-    calibration = calibrate(rows, logits, report)
+    settings = {"layers": LAYERS, "frozen": FROZEN, "rank": RANK, "epochs": EPOCHS, "seed": args.seed}
+    if args.no_folds:
+        report = json.loads(args.out.with_suffix(".json").read_text()) | settings | {"rows": len(rows)}
+    else:
+        report = {"rows": len(rows), **settings, "cross_validation": {"rows": len(rows)}}
+        logits = np.zeros((len(rows), 2))
+        for fold in range(FOLDS):
+            test = [index for index, row in enumerate(rows) if fold_of(row, FOLDS) == fold]
+            train = [index for index, row in enumerate(rows) if fold_of(row, FOLDS) != fold]
+            upper, head = fit(train, f"fold {fold}")
+            logits[test] = trainer.predict(upper, head, [plain[index] for index in test])
+        calibrate(rows, logits, report)
     upper, head = fit(list(range(len(rows))), "all")
-    save(args.out, upper, head, calibration)
+    save(args.out, upper, head, report["calibration"])
     args.out.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
     print(json.dumps(report, indent=2))
 
 
-def calibrate(rows: list[Row], logits: np.ndarray, report: dict[str, Any]) -> dict[str, float]:
+def calibrate(rows: list[Row], logits: np.ndarray, report: dict[str, Any]) -> None:
     """Mix the encoder's and the lexical logits, and choose the thresholds, on out-of-fold predictions."""
     made: dict[str, float] = {}
     for column, name in enumerate(("think", "large")):
@@ -212,7 +216,7 @@ def calibrate(rows: list[Row], logits: np.ndarray, report: dict[str, Any]) -> di
         made[f"{name}_bias"] = float(mix.intercept_[0])
         for language in ("en", "zh", "mixed"):
             here = sure & np.array([row.lang == language for row in rows])
-            report[f"{name}_{language}"] = {
+            report["cross_validation"][f"{name}_{language}"] = {
                 "auc": round(auc(mixed[here], labels[here]), 4),
                 "auc_encoder": round(auc(logits[here, column], labels[here]), 4),
                 "auc_lexical": round(auc(words[here], labels[here]), 4),
@@ -223,7 +227,6 @@ def calibrate(rows: list[Row], logits: np.ndarray, report: dict[str, Any]) -> di
         gains = [np.mean(mixed[labels == 1] >= cut) - np.mean(mixed[labels == 0] >= cut) for cut in cuts]
         made[f"{name}_at"] = float(cuts[int(np.argmax(gains))])
     report["calibration"] = {key: round(value, 4) for key, value in made.items()}
-    return made
 
 
 def save(out: Path, upper: Any, head: torch.nn.Linear, calibration: dict[str, float]) -> None:

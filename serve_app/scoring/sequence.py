@@ -14,11 +14,11 @@ Encode = Callable[[str], list[int]]
 
 # Tokens kept of the head and the tail of each part.
 _ASK = (48, 28)
-_BEFORE = (12, 4)
-_REPLY = (6, 10)
-_SYSTEM = (16, 0)
-_TOOLS = (10, 0)
-LONGEST = 150
+_BEFORE = (8, 4)
+_REPLY = (4, 8)
+_SYSTEM = (12, 0)
+_TOOLS = (8, 0)
+LONGEST = 132
 # Enough characters to fill the shares in any language; more would only cost tokenizing.
 _CHARS = 400
 

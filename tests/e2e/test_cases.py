@@ -213,26 +213,15 @@ def test_41_the_finish_reason_of_a_call_is_the_same_streamed_or_not(real: Servic
 
 
 def test_43_braces_and_chinese_in_arguments_survive_the_stream(real: Service) -> None:
-    tool = {
-        **WEATHER,
-        "function": {
-            **WEATHER["function"],
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-        },
-    }
+    city = "{北京, a}b{"
+    parameters = {"type": "object", "properties": {"city": {"enum": [city]}}, "required": ["city"]}
+    function = {"name": "get_weather", "strict": True, "parameters": {**parameters, "additionalProperties": False}}
     call = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "\{北京, a\}b\{"\}\}\n</tool_call>'
-    asked = body(
-        "Call it",
-        tools=[tool],
-        max_tokens=100,
-        logit_bias=leaning_to("{北京, a}b{", '"city": "'),
-        **OFF,
-        **forced(call),
-    )
-    whole, joined = (ask(real, asked, stream=stream) for stream in (False, True))
-    assert (
-        json.loads(whole.calls[0]["arguments"]) == json.loads(joined.calls[0]["arguments"]) == {"city": "{北京, a}b{"}
-    )
+    bias = {**COMPACT_CALL, **leaning_to(city, f'"{city}"', f'{{"city": "{city}"}}')}
+    asked = body("Call it", tools=[{"type": "function", "function": function}], max_tokens=120, logit_bias=bias)
+    for stream in (False, True):
+        answer = ask(real, {**asked, **OFF, **forced(call)}, stream=stream)
+        assert json.loads(answer.calls[0]["arguments"]) == {"city": city}
 
 
 @BOTH_WAYS
