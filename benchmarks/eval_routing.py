@@ -34,7 +34,7 @@ from serve_app.catalog import catalog_of
 from serve_app.check import read_file
 from serve_app.router.decider import Decider
 from serve_app.router.tokens import TokenCounter
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 from serve_app.routing.policy import ModelState, policy_of
 from serve_app.scoring.embedding import EmbeddingScorer
 from serve_app.scoring.guard import Guarded

@@ -21,7 +21,7 @@ from serve_app.errors import ApiError
 from serve_app.router.decider import Decider
 from serve_app.router.explain import facts_in_words
 from serve_app.router.tokens import TokenCounter
-from serve_app.routing.decide import as_json
+from serve_app.routing.decision import as_json
 from serve_app.routing.policy import ModelState, policy_of
 from serve_app.scoring.embedding import EmbeddingScorer
 from serve_app.scoring.guard import Guarded

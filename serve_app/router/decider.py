@@ -12,9 +12,11 @@ from starlette.datastructures import Headers
 
 from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
-from serve_app.routing.decide import Decision, Setting, decide, unsure_of_fit
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Decision, Setting
 from serve_app.routing.excerpt import read_excerpt
 from serve_app.routing.facts import Endpoint, Facts, read_facts
+from serve_app.routing.model_choice import unsure_of_fit
 from serve_app.routing.policy import Policy, View, plain_policy
 from serve_app.routing.sticky import Past, conversation_key, turn_id
 from serve_app.routing_schema import SECRET_HEADERS

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from starlette.datastructures import Headers
 
 from serve_app.router.decider import Decided
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 from serve_app.routing.rules import tasks_of
 

@@ -12,7 +12,7 @@ from serve_app.router.body import ClientGone, read_json
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain, facts_in_words
 from serve_app.router.reply import Reply
-from serve_app.routing.decide import as_json
+from serve_app.routing.decision import as_json
 
 
 class Preview:

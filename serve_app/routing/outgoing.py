@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serve_app.config import Model
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import Facts
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 
 FLUSH_EVERY_S = 1.0
 LABELS = ("model", "model_source", "thinking", "thinking_source", "rule", "scorer")

@@ -18,7 +18,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from serve_app.config import resolve_dir
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 
 logger = logging.getLogger(__name__)

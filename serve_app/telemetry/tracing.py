@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Tracer
 from starlette.datastructures import Headers
 
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 
 Carrier = MutableMapping[str, str]
 

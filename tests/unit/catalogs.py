@@ -4,7 +4,8 @@ from typing import Any
 
 from serve_app.catalog import Catalog, catalog_of
 from serve_app.config import Config
-from serve_app.routing.decide import Decision, Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Decision, Setting
 from serve_app.routing.facts import Endpoint, read_facts
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.policy import ModelState, Policy, policy_of

@@ -5,7 +5,8 @@ from typing import Any
 
 from serve_app.catalog import Catalog, catalog_of
 from serve_app.config import Config
-from serve_app.routing.decide import Decision, Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Decision, Setting
 from serve_app.routing.excerpt import read_excerpt
 from serve_app.routing.facts import read_facts
 from serve_app.routing.lexical import Score

@@ -11,7 +11,8 @@ from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
 from serve_app.errors import ApiError
-from serve_app.routing.decide import Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
 from serve_app.routing.lexical import Score
 from serve_app.routing.outgoing import engine_body

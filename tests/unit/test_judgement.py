@@ -7,7 +7,7 @@ from catalogs import decided
 from judging import CATALOG, IMAGE, TOOLS, judged, past, rule, score, talk, tool_loop, verdicts
 
 from serve_app.errors import ApiError
-from serve_app.routing.decide import as_json
+from serve_app.routing.decision import as_json
 from serve_app.routing.lexical import shipped_lexicon
 
 HARD = score(think=0.95, large=0.95)

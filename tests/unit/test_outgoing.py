@@ -7,7 +7,8 @@ import pytest
 from catalogs import CATALOG, PLAIN, chat, sent
 from judging import TOOLS
 
-from serve_app.routing.decide import Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Setting
 from serve_app.routing.facts import read_facts
 from serve_app.routing.outgoing import stops_of, uniform_messages
 

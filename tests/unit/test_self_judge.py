@@ -8,7 +8,8 @@ import pytest
 from catalogs import CATALOG, PLAIN
 from judging import TOOLS, talk
 
-from serve_app.routing.decide import Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Setting
 from serve_app.routing.excerpt import read_excerpt
 from serve_app.routing.facts import read_facts
 from serve_app.routing.lexical import shipped_lexicon

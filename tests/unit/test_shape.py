@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from judging import TOOLS
 
 from serve_app.router.shape import Names, Shape, shape_of
-from serve_app.routing.decide import Setting, decide
+from serve_app.routing.decide import decide
+from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}

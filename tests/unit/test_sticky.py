@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from judging import CATALOG, IMAGE, TOOLS, WAKE_S, judged, past, rule, score, talk, tool_loop
 
-from serve_app.routing.decide import Decision
+from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import read_excerpt
 from serve_app.routing.sticky import Past, conversation_key, switch_cost_s, turn_id
 from serve_app.routing_schema import Sticky
