@@ -293,7 +293,11 @@ class Config(_Strict):
         small = self.routing.small_model
         if small is not None and small not in ids:
             raise ValueError(f"routing.small_model: {small} is not the id of a chat model here")
+        if self.routing.scorer.kind == "self" and "chat" not in self.residents[0].abilities:
+            raise ValueError(f"routing.scorer.kind: self needs a chat model; {self.residents[0].id} is none")
         for index, rule in enumerate(self.routing.rules):
+            if rule.then.size == "small" and small is None:
+                raise ValueError(f"routing.rules[{index}].then.size: small needs routing.small_model")
             if rule.then.model is not None and rule.then.model not in ids:
                 raise ValueError(
                     f"routing.rules[{index}].then.model: {rule.then.model} is not the id of a chat model here"

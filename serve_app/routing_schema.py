@@ -138,6 +138,10 @@ def _restricts(condition: Any) -> bool:
     return condition is not None and condition not in ([], {})
 
 
+def _patterns_of(when: When) -> list[str]:
+    return [*when.text, *when.not_text, *when.header.values()]
+
+
 def _check_at(where: str, pattern: str) -> None:
     try:
         checked_pattern(pattern)
@@ -261,7 +265,7 @@ class RoutingSettings(_Strict):
 
     @model_validator(mode="after")
     def _names(self) -> Self:
-        patterns = (pattern for rule in self.rules for pattern in (*rule.when.text, *rule.when.not_text))
+        patterns = (pattern for rule in self.rules for pattern in _patterns_of(rule.when))
         size = sum(re2.compile(pattern).programsize for pattern in patterns)
         if size > MOST_INSTRUCTIONS_OF_ALL:
             raise ValueError(

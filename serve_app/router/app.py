@@ -62,7 +62,7 @@ class RouterApp:
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
-        self.fleet = Fleet(self._catalog, deployments, acquire, self._relay)
+        self.fleet = Fleet(self._catalog, deployments, acquire, self._relay, warm_s=config.pool.ageing_s / 2)
         self._max_open = config.router.max_in_flight
         self._open = 0
         policy = policy_of(self._catalog, config.routing)
@@ -123,7 +123,13 @@ class RouterApp:
         target = self.fleet.target(self._catalog.models[self._catalog.default_id])
         if target is None:
             raise NotReady
-        return await self._relay.call(target, PATHS["chat"], orjson.dumps(body))
+        try:
+            return await self._relay.call(target, PATHS["chat"], orjson.dumps(body))
+        except ApiError as error:
+            # What this engine does not take (a prompt too long, say) is no fault of the scorer's.
+            if error.status < 500:
+                raise NotReady from None
+            raise
 
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""

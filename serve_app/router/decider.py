@@ -14,11 +14,11 @@ from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Decision, Setting
-from serve_app.routing.excerpt import read_excerpt
+from serve_app.routing.excerpt import Excerpt, read_excerpt
 from serve_app.routing.facts import Endpoint, Facts, read_facts
 from serve_app.routing.model_choice import unsure_of_fit
 from serve_app.routing.policy import Policy, View, plain_policy
-from serve_app.routing.sticky import Past, conversation_key, turn_id
+from serve_app.routing.sticky import Past, conversation_key, previous_turn_id, turn_id
 from serve_app.routing_schema import SECRET_HEADERS
 from serve_app.scoring.guard import Guarded
 from serve_app.telemetry.shadow import ShadowRecord
@@ -31,7 +31,7 @@ class Decided:
     """A request with its decision.
 
     `wait_s`: the patience that the client stated (`Prefer: wait=N`), if any; `seconds`: what deciding took;
-    `conversation`: its key in the memory; `shadowed`: in shadow mode what would have been decided.
+    `conversation`: its key in the memory, and whether the client named it; `shadowed`: what shadow mode decided.
     """
 
     facts: Facts
@@ -39,12 +39,13 @@ class Decided:
     wait_s: float | None
     seconds: float
     conversation: str | None = None
+    is_named: bool = False
     shadowed: Decision | None = None
 
     @property
     def cold(self) -> str | None:
-        """A model that `auto` would rather wait for, were it awake."""
-        return self.decision.better
+        """A model that is worth waiting for. (A smaller one is there to be quick; nobody waits for it.)"""
+        return None if self.decision.better_is_small else self.decision.better
 
 
 class Decider:
@@ -90,9 +91,10 @@ class Decider:
         facts = dataclasses.replace(facts, excerpt=excerpt, header=_reader(headers), key=who)
         key = None
         past = None
+        named = "x-session-id" in headers or "conversation" in facts.body
         if self._policy.settings.sticky.enabled:
             key = conversation_key(facts.body, headers.get("x-session-id"), who)
-            past = self._memory.recall(key)
+            past = self._past(key, excerpt)
         tokens = None
         if unsure := unsure_of_fit(facts, self._policy, excerpt.prompt_tokens):
             tokens = await self._counter.count(unsure[0], facts.body)
@@ -103,9 +105,20 @@ class Decider:
             if score:
                 decision = decide(facts, self._policy, dataclasses.replace(setting, score=score))
         if self._plain is None:
-            return Decided(facts, decision, wait_s, time.perf_counter() - began, key)
+            return Decided(facts, decision, wait_s, time.perf_counter() - began, key, named)
         applied = decide(facts, self._plain, Setting(self._view, tokens=tokens))
-        return Decided(facts, applied, wait_s, time.perf_counter() - began, key, shadowed=decision)
+        return Decided(facts, applied, wait_s, time.perf_counter() - began, key, named, shadowed=decision)
+
+    def _past(self, key: str, excerpt: Excerpt) -> Past | None:
+        """What the conversation's request before this one was given: in the same turn, or in the one before.
+
+        Other requests under the same key (a second agent, a title for the chat) are in turns of their own.
+        """
+        if excerpt.in_tool_loop and (past := self._memory.recall(key + turn_id(excerpt))):
+            return past
+        previous = previous_turn_id(excerpt)
+        # Where history was shortened on the way, the last request of a conversation that has a name will do.
+        return (previous and self._memory.recall(key + previous)) or self._memory.recall(key)
 
     def remember(self, decided: Decided) -> None:
         """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""
@@ -115,19 +128,20 @@ class Decider:
         if decided.conversation is None or excerpt is None:
             return
         decision = decided.shadowed or decided.decision
-        self._memory.remember(
-            decided.conversation,
-            Past(
-                turn=turn_id(excerpt),
-                model_id=decision.model_id,
-                thinking=decision.thinking,
-                budget=decision.budget,
-                judged=decision.judged,
-                by_router=decision.model_source not in ("explicit", "alias"),
-                tokens=excerpt.prompt_tokens,
-                at_s=time.monotonic(),
-            ),
+        turn = turn_id(excerpt)
+        past = Past(
+            turn=turn,
+            model_id=decision.model_id,
+            thinking=decision.thinking,
+            budget=decision.wanted_budget,
+            judged=decision.judged,
+            by_router=decision.model_source not in ("explicit", "alias"),
+            tokens=excerpt.prompt_tokens,
+            at_s=time.monotonic(),
         )
+        self._memory.remember(decided.conversation + turn, past)
+        if decided.is_named:
+            self._memory.remember(decided.conversation, past)
 
 
 def preferred_wait(headers: Headers) -> float | None:
@@ -138,8 +152,10 @@ def preferred_wait(headers: Headers) -> float | None:
 
 def _fingerprint(headers: Headers) -> str:
     """First 12 hex digits of the API key's SHA-256, as rules name keys; empty without one."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    return hashlib.sha256(key.strip().encode()).hexdigest()[:12] if scheme.lower() == "bearer" and key else ""
+    given = headers.get("authorization") or headers.get("x-api-key") or ""
+    scheme, _, key = given.partition(" ")
+    secret = key.strip() if scheme.lower() == "bearer" else given
+    return hashlib.sha256(secret.encode()).hexdigest()[:12] if secret else ""
 
 
 def _reader(headers: Headers) -> Callable[[str], str | None]:

@@ -19,7 +19,6 @@ _STATE_RANKS = {"awake": 0, "loading": 1, "unloading": 2, "failed": 3, "stopped"
 _PROBE_TIMEOUT_S = 2.0
 _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
-_WARM_S = 600.0
 _WARM_PAUSE_S = 5.0
 
 
@@ -47,13 +46,26 @@ class FleetView(Mapping[str, ModelState]):
 
 
 class Fleet:
-    """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model."""
+    """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
-    def __init__(self, catalog: Catalog, deployments: Mapping[str, str], acquire: Acquire, relay: Relay) -> None:
+    `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
+    from a model that is in use.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        deployments: Mapping[str, str],
+        acquire: Acquire,
+        relay: Relay,
+        *,
+        warm_s: float = 30.0,
+    ) -> None:
         self._catalog = catalog
         self._deployments = deployments
         self._relay = relay
         self.cold = ColdStarts(acquire)
+        self._warm_s = warm_s
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
 
@@ -122,7 +134,7 @@ class Fleet:
 
     async def _warm(self, model: Model) -> None:
         with self.cold.wait(model.id) as call:
-            await asyncio.wait([call], timeout=_WARM_S)
+            await asyncio.wait([call], timeout=self._warm_s)
         if call.done() and not call.cancelled() and call.exception():
             # A refusal (failed lately, no room): do not ask the pool again for every request.
             await asyncio.sleep(_WARM_PAUSE_S)

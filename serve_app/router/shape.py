@@ -111,8 +111,9 @@ class Shape:
         if not event.startswith(_DATA) or event == _DATA + _DONE:
             return event + _END
         chunk = orjson.loads(event[len(_DATA) :])
-        for choice in chunk.get("choices") or ():
-            if isinstance(delta := choice.get("delta"), dict):
+        choices = chunk.get("choices") if isinstance(chunk, dict) else None
+        for choice in choices or ():
+            if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
                 self._delta(choice, delta, self._choices[choice.get("index", 0)])
         return _DATA + orjson.dumps(chunk) + _END
 
@@ -124,7 +125,7 @@ class Shape:
                 self._visible = True
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
-                    function.setdefault("arguments", "")
+                    function["arguments"] = function.get("arguments") or ""
             seen.thought += delta.get("reasoning") or ""
             if choice.get("finish_reason") == "stop" and not self._visible and (text := _misplaced(seen.thought)):
                 delta["content"] = text
@@ -137,7 +138,8 @@ class Shape:
             delta.pop("content", None)
             delta.pop("tool_calls", None)
             choice["logprobs"] = None
-        elif delta.get("content") or (ends and seen.held):
+        elif delta.get("content") or ((ends or delta.get("tool_calls")) and seen.held):
+            ends = ends or bool(delta.get("tool_calls"))
             text = seen.held + (delta.get("content") or "")
             if found := _first_stop(text, self._stops):
                 at, seen.stopped = found
@@ -145,7 +147,7 @@ class Shape:
             else:
                 kept = 0 if ends else _maybe_stop(text, self._stops)
                 delta["content"], seen.held = text[: len(text) - kept], text[len(text) - kept :]
-        if ends and seen.stopped is not None:
+        if choice.get("finish_reason") is not None and seen.stopped is not None:
             choice["finish_reason"], choice["stop_reason"] = "stop", seen.stopped
 
 
@@ -164,7 +166,8 @@ def _cut_logprobs(choice: dict[str, Any], characters: int) -> None:
 
 def _maybe_stop(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of the text that is the beginning of a stop string."""
-    return max((size for stop in stops for size in range(1, len(stop)) if text.endswith(stop[:size])), default=0)
+    sizes = ((stop, size) for stop in stops for size in range(1, min(len(stop), len(text) + 1)))
+    return max((size for stop, size in sizes if text.endswith(stop[:size])), default=0)
 
 
 def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
@@ -227,6 +230,6 @@ def shape_of(facts: Facts, decision: Decision, model: Model, names: Names) -> Sh
         return Shape()
     return Shape(
         names=names if model.thinking.supported else "reasoning",
-        tools=bool(facts.body.get("tools")),
+        tools=bool(facts.body.get("tools")) and facts.body.get("tool_choice") != "none",
         stops=stops_of(facts, decision),
     )

@@ -63,13 +63,19 @@ class TokenCounter:
     def _load(self, model: Model) -> Tokenizer | None:
         path = Path(model.path(self._models_dir)) / "tokenizer.json"
         if not path.is_file():
-            cached = try_to_load_from_cache(model.source, "tokenizer.json")
+            try:
+                cached = try_to_load_from_cache(model.source, "tokenizer.json")
+            except ValueError:  # a path, and no hub id
+                cached = None
             if not isinstance(cached, str):
                 logger.info("no tokenizer of %s at hand; prompt sizes are estimated", model.id)
                 return None
             path = Path(cached)
         try:
-            return Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises its own bare Exception
             logger.warning("the tokenizer of %s does not load: %s", model.id, error)
             return None
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer

@@ -20,7 +20,11 @@ def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
         check_fit(facts, model, setting.tokens)
         # Raw text has no template, and so no switch.
         return Decision(model.id, source, False, facts.endpoint, steps=tuple(reading.steps))
-    chosen = ModelChoice(named, source) if named else choose_model(reading)
+    if named:
+        chosen = ModelChoice(named, source)
+    else:
+        first = [*wishes(facts, policy.catalog.models[policy.catalog.default_id].thinking), profile][0]
+        chosen = choose_model(reading, must_think=first is not None and first.thinking)
     check_fit(facts, chosen.model, setting.tokens)
     said = wishes(facts, chosen.model.thinking)
     if profile:
@@ -34,9 +38,11 @@ def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
         thinking=mode.thinking,
         thinking_source=mode.source,
         budget=mode.budget,
+        wanted_budget=mode.wanted_budget,
         rule=rule.name if rule else None,
         score=reading.score,
         better=chosen.better.id if chosen.better else None,
+        better_is_small=chosen.better is not None and chosen.better.id == policy.settings.small_model,
         fallback=chosen.fallback,
         judged=judged(reading, mode.source),
         undecided=reading.score is not None and setting.score is None,

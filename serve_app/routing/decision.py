@@ -21,7 +21,8 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """Which model answers and whether it thinks. `budget`: thinking tokens, None for no limit.
+    """Which model answers and whether it thinks. `budget`: thinking tokens, None for no limit;
+    `wanted_budget`: the same before it was cut to what the answer leaves.
 
     `better`: the model that would have answered, were it awake; the caller loads it. `fallback` says so in words.
     `judged`: what rules or scorer thought, for the conversation's memory. `undecided`: a scorer may be asked, and
@@ -33,9 +34,11 @@ class Decision:
     thinking: bool
     thinking_source: str
     budget: int | None = None
+    wanted_budget: int | None = None
     rule: str | None = None
     score: Score | None = None
     better: str | None = None
+    better_is_small: bool = False
     fallback: str | None = None
     judged: bool | None = None
     undecided: bool = False

@@ -42,12 +42,14 @@ _TOKENS_PER_MESSAGE = 5
 class Excerpt:
     """The last user turn and its setting. Texts are clipped; `ask_tokens` and `prompt_tokens` are estimates.
 
-    `instruction`: beginning and end of the ask. `turns`: user messages. `in_tool_loop`: tools answered last.
+    `instruction`: beginning and end of the ask; `previous`: the ask before it, `before`: less of that.
+    `turns`: user messages. `in_tool_loop`: tools answered last.
     """
 
     ask: str
     instruction: str
     before: str
+    previous: str
     reply: str
     system: str
     language: Language
@@ -68,14 +70,16 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
     raw = text_of(messages[last].get("content")) if last >= 0 else ""
     typed = without_harness(raw)
     ask = clipped(typed, _CLIP)
+    previous = _before(messages, last, "user")
     after = messages[last + 1 :]
     results = [text_of(message.get("content")) for message in after if message["role"] in ("tool", "function")]
     names = tuple(filter(None, (_tool_name(tool) for tool in tools or ())))
     return Excerpt(
         ask=ask,
         instruction=clipped(ask, _INSTRUCTION),
-        before=_before(messages, last, "user"),
-        reply=_before(messages, last, "assistant"),
+        before=clipped(previous, _CONTEXT_CLIP),
+        previous=previous,
+        reply=clipped(_before(messages, last, "assistant"), _CONTEXT_CLIP),
         system=_system(messages),
         language=language_of(clipped(ask, _INSTRUCTION)),
         ask_tokens=tokens_in(typed),
@@ -98,7 +102,7 @@ def _before(messages: Sequence[dict[str, Any]], end: int, role: str) -> str:
     """The last text of this role before the last user turn."""
     for message in reversed(messages[: max(end, 0)]):
         if message["role"] == role and (text := text_of(message.get("content"))):
-            return clipped(without_harness(text), _CONTEXT_CLIP)
+            return clipped(without_harness(text), _CLIP)
     return ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
-from serve_app.routing.excerpt import Excerpt, has_image, text_of
+from serve_app.routing.excerpt import Excerpt, has_image, text_of, without_harness
 from serve_app.routing.schemas import check_schemas
 
 Endpoint = Literal["chat", "completions", "embeddings"]
@@ -21,6 +21,7 @@ _NULLABLE = frozenset(
         "chat_template_kwargs",
         "conversation",
         "echo",
+        "enable_thinking",
         "extra_body",
         "frequency_penalty",
         "function_call",
@@ -60,6 +61,11 @@ _NULLABLE = frozenset(
 )
 
 
+# Where a model thinks the Router looks for stop strings itself; OpenAI takes four.
+_MOST_STOPS, _LONGEST_STOP = 16, 256
+_MOST_MESSAGES = 10_000
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -70,6 +76,16 @@ def _is_int(value: object) -> bool:
 
 def _is_texts(value: object) -> bool:
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
+def _are_stops(value: object) -> bool:
+    texts = [value] if isinstance(value, str) else value
+    return (
+        _is_texts(value)
+        and isinstance(texts, list)
+        and len(texts) <= _MOST_STOPS
+        and all(len(text) <= _LONGEST_STOP for text in texts)
+    )
 
 
 _Check = tuple[Callable[[Any], bool], str]
@@ -98,7 +114,7 @@ _CHECKS: Mapping[str, _Check] = {
     "top_p": _number(0, 1),
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
-    "stop": (_is_texts, "must be a string or an array of strings"),
+    "stop": (_are_stops, f"must be a string or at most {_MOST_STOPS} strings, of at most {_LONGEST_STOP} characters"),
     "user": (lambda value: isinstance(value, str), "must be a string"),
     "tools": _LIST,
     "stream_options": _OBJECT,
@@ -140,7 +156,7 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
     """
     if not isinstance(parsed, dict):
         raise bad_request("The body must be a JSON object.")
-    body = _without_nulls(_hoisted(_without_nulls(parsed)))
+    body = _with_switch_in_place(_without_nulls(_hoisted(_without_nulls(parsed))))
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and model):
         raise bad_request("`model` must be a non-empty string, or left out.", "model")
@@ -175,7 +191,24 @@ def _hoisted(body: Body) -> Body:
         return body
     if not isinstance(nested, dict):
         raise bad_request("`extra_body` must be an object; its fields may also stand beside `messages`.", "extra_body")
-    return {**nested, **{key: value for key, value in body.items() if key != "extra_body"}}
+    given = {key: value for key, value in body.items() if key != "extra_body"}
+    inner, outer = nested.get("chat_template_kwargs"), given.get("chat_template_kwargs")
+    if isinstance(inner, dict) and isinstance(outer, dict):
+        given["chat_template_kwargs"] = {**inner, **outer}
+    return {**nested, **given}
+
+
+def _with_switch_in_place(body: Body) -> Body:
+    """`enable_thinking` beside `messages`, as some clouds take it for Qwen3, is the template's switch."""
+    if "enable_thinking" not in body:
+        return body
+    value = body.pop("enable_thinking")
+    if not isinstance(value, bool):
+        raise bad_request("`enable_thinking` must be true or false.", "enable_thinking")
+    kwargs = body.get("chat_template_kwargs", {})
+    if isinstance(kwargs, dict) and kwargs.get("enable_thinking") is None:
+        body["chat_template_kwargs"] = {**kwargs, "enable_thinking": value}
+    return body
 
 
 def _without_nulls(body: Body) -> Body:
@@ -196,6 +229,8 @@ def _read_chat(body: Body) -> tuple[str, bool]:
         raise bad_request("`messages` must be an array of messages.", "messages")
     if not messages:
         raise bad_request("`messages` is empty; it needs at least one message.", "messages")
+    if len(messages) > _MOST_MESSAGES:
+        raise bad_request(f"`messages` has more than {_MOST_MESSAGES} messages.", "messages")
     last_user, images = "", False
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
@@ -207,7 +242,7 @@ def _read_chat(body: Body) -> tuple[str, bool]:
                 f"messages[{index}].content",
             )
         if message["role"] == "user":
-            last_user = text_of(content)
+            last_user = without_harness(text_of(content))
         images = images or (isinstance(content, list) and has_image(message))
     return last_user, images
 

@@ -7,19 +7,19 @@ while another can answer.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 from serve_app.catalog import AUTO
 from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
 from serve_app.routing.facts import Facts
 from serve_app.routing.policy import Policy
-from serve_app.routing.reading import Reading
+from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
 from serve_app.routing.thinking import Wish
 
 _PROFILES = {"think": True, "fast": False}
-# An estimate of the prompt's tokens may be wrong by this factor, either way.
-ESTIMATE_ERROR = 1.5
+_THINKING = "thinking"
 # Where nothing but the default speaks for a switch back to it, it waits until the conversation's cache is small.
 _GAIN_OF_DEFAULT = 0.1
 
@@ -68,10 +68,13 @@ class ModelChoice:
     fallback: str | None = None
 
 
-def choose_model(reading: Reading) -> ModelChoice:
-    """Choose the model for `auto`. Raises `ApiError` where no model can do what is asked."""
+def choose_model(reading: Reading, *, must_think: bool) -> ModelChoice:
+    """Choose the model for `auto`. Raises `ApiError` where no model can do what is asked.
+
+    `must_think`: the client said so; a model that cannot is then no choice, where one can.
+    """
     configured = reading.catalog.models[reading.catalog.default_id]
-    default, needs = _able_model(reading, configured)
+    default, needs = _able_model(reading, configured, must_think)
     source = "default"
     if default is not configured:
         source = "constraint"
@@ -80,12 +83,17 @@ def choose_model(reading: Reading) -> ModelChoice:
     kept = reading.catalog.models.get(past.model_id) if past else None
     if kept and not _suits(reading, kept, needs):
         kept = None
-    if past and kept and (why := _must_keep(reading, past)):
-        reading.say("sticky", "model", f"{kept.id}: {why}")
+    if past and kept and reading.same_turn(past):
+        # Even if it is not awake: half a tool loop by one model and half by another is worse than a wait.
+        reading.say("sticky", "model", f"{kept.id}: same turn")
         return ModelChoice(kept, "sticky")
     if past and not past.by_router:
         kept = None  # the client named it then; now it leaves the choice to us
-    wanted, wanted_source, gain = _wanted_model(reading, default, needs)
+    if kept and reading.follows_up():
+        reading.say("sticky", "model", f"{kept.id}: a follow-up")
+        wanted, wanted_source, gain = kept, "sticky", 1.0
+    else:
+        wanted, wanted_source, gain = _wanted_model(reading, default, needs)
     if past and kept and kept.id != wanted.id and reading.is_awake(kept):
         cost = _switch_cost(reading, past, wanted)
         if gain * reading.settings.sticky.gain_s <= cost:
@@ -102,20 +110,23 @@ def choose_model(reading: Reading) -> ModelChoice:
     return ModelChoice(substitute, "fallback", better=wanted, fallback=fallback)
 
 
-def _able_model(reading: Reading, configured: Model) -> tuple[Model, frozenset[str]]:
+def _able_model(reading: Reading, configured: Model, must_think: bool) -> tuple[Model, frozenset[str]]:
     """The default model, or another where it lacks an ability or the context; and what models must be able to do."""
     hard = frozenset({"chat", "vision"} if reading.excerpt.images else {"chat"})
     soft = []
     if reading.excerpt.tools and reading.facts.body.get("tool_choice") != "none":
         soft.append("tools")
+    if must_think:
+        soft.append(_THINKING)
     if reading.facts.json_schema:
         soft.append("json")
     needs = hard.union(soft)
     if _suits(reading, configured, needs):
         return configured, needs
     # What no model is said to do, the best engine says what it does with; images would be a fault there.
-    for needs in (hard.union(soft), hard.union(soft[:1]), hard.union(soft[1:]), hard):
-        if able := [model for model in reading.catalog.models.values() if needs <= set(model.abilities)]:
+    fewer = (chosen for size in range(len(soft), -1, -1) for chosen in itertools.combinations(soft, size))
+    for needs in map(hard.union, fewer):
+        if able := [model for model in reading.catalog.models.values() if _can(model, needs)]:
             break
     else:
         if reading.excerpt.images:
@@ -134,20 +145,15 @@ def _able_model(reading: Reading, configured: Model) -> tuple[Model, frozenset[s
 
 
 def _suits(reading: Reading, model: Model, needs: frozenset[str]) -> bool:
-    return needs.issubset(model.abilities) and _fits(reading, model)
+    return _can(model, needs) and _fits(reading, model)
+
+
+def _can(model: Model, needs: frozenset[str]) -> bool:
+    return all(need in model.abilities or (need == _THINKING and model.thinking.supported) for need in needs)
 
 
 def _fits(reading: Reading, model: Model) -> bool:
     return reading.tokens <= model.context - (reading.facts.max_tokens or 1)
-
-
-def _must_keep(reading: Reading, past: Past) -> str | None:
-    """Why no other model may be chosen now, even if it is not awake; None where one may."""
-    if reading.same_turn(past):
-        return "same turn"
-    if past.by_router and reading.follows_up():
-        return "a follow-up"
-    return None
 
 
 def _switch_cost(reading: Reading, past: Past, wanted: Model) -> float:

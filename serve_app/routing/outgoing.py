@@ -49,7 +49,7 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
 
 def stops_of(facts: Facts, decision: Decision) -> Sequence[str]:
     """The stop strings that the router itself applies, to the answer: engines apply them to the thought too."""
-    if facts.endpoint != "chat" or not decision.thinking:
+    if facts.endpoint != "chat" or not decision.thinking or facts.body.get("include_stop_str_in_output"):
         return ()
     stop = facts.body.get("stop") or ()
     return tuple(filter(None, [stop] if isinstance(stop, str) else stop))

@@ -15,6 +15,8 @@ from serve_app.routing.rules import Request, tasks_of
 from serve_app.routing.sticky import Past, turn_id
 from serve_app.routing_schema import Rule
 
+# An estimate of the prompt's tokens may be wrong by this factor, either way.
+ESTIMATE_ERROR = 1.5
 # A follow-up that names nothing of its own.
 _FOLLOW_UP_TOKENS = 12
 

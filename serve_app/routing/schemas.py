@@ -70,6 +70,8 @@ def _leads_to_itself(node: dict[str, Any], root: Any, ending: set[str]) -> bool:
 
 
 def _resolved(ref: str, root: Any) -> Any:
+    if ref != "#" and not ref.startswith("#/"):
+        return None  # an anchor
     node = root
     for part in ref[1:].split("/")[1:]:
         part = part.replace("~1", "/").replace("~0", "~")

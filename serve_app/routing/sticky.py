@@ -61,6 +61,11 @@ def turn_id(excerpt: Excerpt) -> str:
     return _digest(str(excerpt.turns), excerpt.ask)
 
 
+def previous_turn_id(excerpt: Excerpt) -> str | None:
+    """Identifies the user turn before it; None in a conversation's first turn."""
+    return _digest(str(excerpt.turns - 1), excerpt.previous) if excerpt.turns > 1 else None
+
+
 def _digest(*parts: str) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:

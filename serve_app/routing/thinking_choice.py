@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from serve_app.config import Model
-from serve_app.routing.reading import Reading
+from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.thinking import Wish
 
 # Of the tokens that an answer may have this share stays free of thinking.
@@ -22,6 +22,7 @@ class ThinkingChoice:
     thinking: bool
     source: str
     budget: int | None = None
+    wanted_budget: int | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -38,10 +39,16 @@ def choose_thinking(reading: Reading, model: Model, said: list[Wish]) -> Thinkin
             f"{winner.source} overrides {wish.source}" for wish in said[1:] if wish.thinking != winner.thinking
         )
         reading.say("explicit", "thinking", f"{_on(winner.thinking)}: {winner.source}")
-        return ThinkingChoice(winner.thinking, winner.source, _client_budget(reading, model, said), warnings)
+        wanted = _client_budget(said)
+        budget = _clamped(reading, model, wanted) if wanted is not None else None
+        return ThinkingChoice(winner.thinking, winner.source, budget, wanted, warnings)
     reading.say("explicit", "thinking", "nothing said")
     thinking, source = _policy_thinking(reading, model)
-    return ThinkingChoice(thinking, source, _own_budget(reading, model, source) if thinking else None)
+    wanted = _own_budget(reading, source) if thinking else None
+    # Where the client did not ask for it, thinking must not eat the answer that it did ask for.
+    limit = wanted if wanted is not None or reading.facts.max_tokens is None else model.context
+    budget = _clamped(reading, model, limit) if thinking and limit is not None else None
+    return ThinkingChoice(thinking, source, budget, wanted)
 
 
 def _policy_thinking(reading: Reading, model: Model) -> tuple[bool, str]:
@@ -90,32 +97,29 @@ def judged(reading: Reading, source: str) -> bool | None:
     return None
 
 
-def _client_budget(reading: Reading, model: Model, said: list[Wish]) -> int | None:
-    """The strongest budget that agrees with the winner, cut so that the answer keeps its share."""
+def _client_budget(said: list[Wish]) -> int | None:
+    """The strongest budget that agrees with the winner."""
     if not said[0].thinking:
         return None
     wish = next((wish for wish in said if wish.thinking and (wish.budget or wish.unlimited)), None)
-    return _clamped(reading, model, wish.budget) if wish and wish.budget is not None else None
+    return wish.budget if wish else None
 
 
-def _own_budget(reading: Reading, model: Model, source: str) -> int | None:
-    """Where the client did not ask for it, thinking must not eat the answer that it did ask for."""
-    rule = reading.rules()[0] if source == "rule" else None
-    wanted = rule.then.budget if rule else None
-    past = reading.past
-    if source == "sticky" and past and past.budget:
-        wanted = past.budget
-    wanted = wanted or reading.settings.thinking_budget
-    if wanted is None and reading.facts.max_tokens is None:
-        return None
-    return _clamped(reading, model, wanted if wanted is not None else model.context)
+def _own_budget(reading: Reading, source: str) -> int | None:
+    """What rule, conversation or configuration say of a budget."""
+    if source == "rule" and (rule := reading.rules()[0]) and rule.then.budget:
+        return rule.then.budget
+    if source == "sticky" and reading.past and reading.past.budget:
+        return reading.past.budget
+    return reading.settings.thinking_budget
 
 
 def _clamped(reading: Reading, model: Model, budget: int) -> int:
-    """At most what leaves the answer its share of `max_tokens`, or else of what the context has left."""
+    """At most what leaves the answer its share of `max_tokens`, or else of what the context surely has left."""
     room = reading.facts.max_tokens
     if room is None:
-        room = max(1, model.context - reading.tokens)
+        tokens = reading.setting.tokens or int(reading.tokens / ESTIMATE_ERROR)
+        room = max(1, model.context - tokens)
     return max(1, min(budget, int(room * (1 - _ANSWER_SHARE))))
 
 

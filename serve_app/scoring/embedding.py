@@ -19,23 +19,27 @@ from serve_app.scoring.sequence import parts_of
 
 logger = logging.getLogger(__name__)
 
-_RESTART_PAUSE_S = 5.0
-# Questions that wait for the one process; beyond them a deadline could only pass.
-_MAX_WAITING = 8
+_RESTART_PAUSE_S = 2.0
+_LONGEST_PAUSE_S = 60.0
+# What one question is thought to take until some were answered, and how quickly that is corrected.
+_FIRST_GUESS_S = 0.02
+_CORRECTION = 0.2
 
 
 class EmbeddingScorer:
-    """One process, one question at a time."""
+    """One process, one question at a time. What could not be answered within `deadline_s` is not even asked."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, deadline_s: float = math.inf) -> None:
         self._threads = threads
+        self._deadline_s = deadline_s
+        self._usual_s = _FIRST_GUESS_S
+        self._asking: set[asyncio.Task[dict[str, Any]]] = set()
         self._process: asyncio.subprocess.Process | None = None
         self._settings: dict[str, float] | None = None
         self._running: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._is_ready = asyncio.Event()
-        self._waiting = 0
         self._next_id = 0
 
     async def start(self) -> None:
@@ -55,6 +59,7 @@ class EmbeddingScorer:
             self._running = None
 
     async def _keep_running(self) -> None:
+        pause_s = _RESTART_PAUSE_S
         while True:
             try:
                 await self._run()
@@ -69,8 +74,9 @@ class EmbeddingScorer:
                     if not waiting.done():
                         waiting.set_exception(RuntimeError("the scorer's process ended"))
                 self._answers.clear()
-            logger.warning("the scorer's process ended; it is started again")
-            await asyncio.sleep(_RESTART_PAUSE_S)
+            logger.warning("the scorer's process ended; it is started again in %g s", pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _run(self) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
@@ -94,26 +100,32 @@ class EmbeddingScorer:
         """Ask the process. Raises `NotReady` while it starts or is too busy."""
         await self.start()
         settings, process = self._settings, self._process
-        if settings is None or process is None or process.stdin is None or self._waiting >= _MAX_WAITING:
+        busy = (len(self._asking) + 1) * self._usual_s > self._deadline_s
+        if settings is None or process is None or process.stdin is None or (busy and self._asking):
             raise NotReady
-        self._waiting += 1
-        try:
-            async with self._turn:
-                answer = await self._ask(process.stdin, excerpt)
-        finally:
-            self._waiting -= 1
+        asking = asyncio.create_task(self._ask(process.stdin, excerpt))
+        self._asking.add(asking)
+        asking.add_done_callback(self._answered)
+        # Who asked may give up; the process still answers, and the next question waits for that.
+        answer = await asyncio.shield(asking)
         return mixed(answer, shipped_lexicon().score(excerpt), settings)
 
+    def _answered(self, asking: asyncio.Task[dict[str, Any]]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled() and asking.exception() is None:
+            self._usual_s += _CORRECTION * (asking.result()["s"] - self._usual_s)
+
     async def _ask(self, stdin: asyncio.StreamWriter, excerpt: Excerpt) -> dict[str, Any]:
-        self._next_id += 1
-        number = self._next_id
-        answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        question = {"id": number, "parts": dataclasses.asdict(parts_of(excerpt))}
-        stdin.write(orjson.dumps(question) + b"\n")
-        with contextlib.ExitStack() as stack:
-            stack.callback(self._answers.pop, number, None)
-            found: dict[str, Any] = await answer
-            return found
+        async with self._turn:
+            self._next_id += 1
+            number = self._next_id
+            answer = self._answers[number] = asyncio.get_running_loop().create_future()
+            question = {"id": number, "parts": dataclasses.asdict(parts_of(excerpt))}
+            stdin.write(orjson.dumps(question) + b"\n")
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._answers.pop, number, None)
+                found: dict[str, Any] = await answer
+                return found
 
 
 def mixed(answer: dict[str, Any], words: Score, settings: dict[str, float]) -> Score:

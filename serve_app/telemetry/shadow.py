@@ -56,6 +56,8 @@ class ShadowRecord:
     async def flush(self) -> None:
         """Write what is noted."""
         lines, self._lines = self._lines, []
+        if not lines:
+            return
         try:
             await asyncio.to_thread(self._append, b"".join(lines))
         except OSError as error:
