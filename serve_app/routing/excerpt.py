@@ -70,18 +70,19 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
     raw = text_of(messages[last].get("content")) if last >= 0 else ""
     typed = without_harness(raw)
     ask = clipped(typed, _CLIP)
+    instruction = instruction_of(ask)
     previous = _before(messages, last, "user")
     after = messages[last + 1 :]
     results = [text_of(message.get("content")) for message in after if message["role"] in ("tool", "function")]
     names = tuple(filter(None, (_tool_name(tool) for tool in tools or ())))
     return Excerpt(
         ask=ask,
-        instruction=clipped(ask, _INSTRUCTION),
+        instruction=instruction,
         before=clipped(previous, _CONTEXT_CLIP),
         previous=previous,
         reply=clipped(_before(messages, last, "assistant"), _CONTEXT_CLIP),
         system=_system(messages),
-        language=language_of(clipped(ask, _INSTRUCTION)),
+        language=language_of(instruction),
         ask_tokens=tokens_in(typed),
         prompt_tokens=_prompt_tokens(messages, tools or ()),
         turns=len([message for message in messages if message["role"] == "user"]),
@@ -122,6 +123,11 @@ def text_of(content: object) -> str:
 def clipped(text: str, half: int) -> str:
     """The first and last `half` characters of a text that is longer than both."""
     return text if len(text) <= 2 * half + 2 else f"{text[:half]}\n\n{text[-half:]}"
+
+
+def instruction_of(ask: str) -> str:
+    """Beginning and end of an ask: what it wants is said there."""
+    return clipped(ask, _INSTRUCTION)
 
 
 def without_harness(text: str) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 import math
+import operator
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,9 +20,10 @@ from serve_app.routing.excerpt import Excerpt, clipped
 _WORD = re.compile(r"[a-z][a-z']{1,18}|[\u4e00-\u9fff]+")
 _DIGITS = re.compile(r"[0-9]+")
 _SYMBOLS = re.compile(r"[=<>+*/^≤≥≠∑∫√∈∀∃±×÷|%°²³→]")
-_HALF = 260
+_HALF = 200
 # Below this many characters the ask says little by itself; what it follows then counts too.
 _SHORT = 40
+_NONE = (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,10 +52,15 @@ class Lexicon:
 
     def score(self, excerpt: Excerpt) -> Score:
         """Judge a request."""
+        text = clipped(excerpt.instruction, _HALF).lower()
         think, large = self.think_bias, self.large_bias
         weights = self.weights
-        for name, value in features(excerpt).items():
-            if (pair := weights.get(name)) is not None:
+        for word in weights.keys() & _words_of(excerpt, text):
+            pair = weights[word]
+            think += pair[0]
+            large += pair[1]
+        for name, value in _shape_of(excerpt, text).items():
+            if (pair := weights.get(name, _NONE)) is not _NONE:
                 think += pair[0] * value
                 large += pair[1] * value
         return Score(_logistic(think), _logistic(large), self.think_at, self.small_below, "lexical")
@@ -75,14 +81,22 @@ def shipped_lexicon() -> Lexicon:
 def features(excerpt: Excerpt) -> dict[str, float]:
     """Sparse features: words, Chinese single characters and pairs, and the shape of the text."""
     text = clipped(excerpt.instruction, _HALF).lower()
-    found: dict[str, float] = dict.fromkeys(_words(text), 1.0)
+    return dict.fromkeys(_words_of(excerpt, text), 1.0) | _shape_of(excerpt, text)
+
+
+def _words_of(excerpt: Excerpt, text: str) -> set[str]:
+    words = _words(text)
     if len(excerpt.ask) < _SHORT:
-        found.update(dict.fromkeys(("<" + word for word in _words(clipped(excerpt.before, _HALF).lower())), 1.0))
+        words.update("<" + word for word in _words(clipped(excerpt.before, _HALF).lower()))
+    return words
+
+
+def _shape_of(excerpt: Excerpt, text: str) -> dict[str, float]:
     numbers = len(_DIGITS.findall(text))
     symbols = len(_SYMBOLS.findall(text))
     count = text.count
     size = math.log1p(len(excerpt.ask))
-    found |= {
+    return {
         "#size": size,
         "#size2": (size - 4) ** 2,
         "#numbers": math.log1p(numbers),
@@ -99,18 +113,19 @@ def features(excerpt: Excerpt) -> dict[str, float]:
         "#system": float(bool(excerpt.system)),
         "#later": float(excerpt.turns > 1),
     }
-    return found
 
 
-def _words(text: str) -> list[str]:
-    words: list[str] = []
+def _words(text: str) -> set[str]:
+    words: set[str] = set()
     previous = ""
     for run in _WORD.findall(text):
         if run[0] < "\u4e00":
-            words += (run, f"{previous} {run}") if previous else (run,)
+            words.add(run)
+            if previous:
+                words.add(f"{previous} {run}")
             previous = run
         else:
             previous = ""
-            words += run
-            words += map("".join, itertools.pairwise(run))
+            words.update(run)
+            words.update(map(operator.add, run, run[1:]))
     return words

@@ -12,10 +12,10 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from serve_app.routing.excerpt import Excerpt, text_of
+from serve_app.routing.excerpt import Excerpt, instruction_of, text_of
 from serve_app.routing_schema import Sticky
 
-_OPENING_CHARS = 4096
+_OPENING_CHARS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ def _named(conversation: object) -> str | None:
 
 def turn_id(excerpt: Excerpt) -> str:
     """Identifies the last user turn: a tool loop is all requests that end after the same one."""
-    return _digest(str(excerpt.turns), excerpt.ask)
+    return _digest(str(excerpt.turns), excerpt.instruction)
 
 
 def previous_turn_id(excerpt: Excerpt) -> str | None:
     """Identifies the user turn before it; None in a conversation's first turn."""
-    return _digest(str(excerpt.turns - 1), excerpt.previous) if excerpt.turns > 1 else None
+    return _digest(str(excerpt.turns - 1), instruction_of(excerpt.previous)) if excerpt.turns > 1 else None
 
 
 def _digest(*parts: str) -> str:

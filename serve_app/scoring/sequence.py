@@ -46,7 +46,8 @@ def parts_of(excerpt: Excerpt) -> Parts:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= 2 * _CHARS else f"{text[:_CHARS]} … {text[-_CHARS:]}"
+    cut = text if len(text) <= 2 * _CHARS else f"{text[:_CHARS]} … {text[-_CHARS:]}"
+    return cut.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be sent
 
 
 def sequence_of(parts: Parts, encode: Encode, *, start: int, end: int) -> list[int]:
