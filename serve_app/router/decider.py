@@ -14,7 +14,7 @@ from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Decision, Setting
-from serve_app.routing.excerpt import Excerpt, read_excerpt
+from serve_app.routing.excerpt import Excerpt
 from serve_app.routing.facts import Endpoint, Facts, read_facts
 from serve_app.routing.model_choice import unsure_of_fit
 from serve_app.routing.policy import Policy, View, plain_policy
@@ -81,14 +81,13 @@ class Decider:
     async def decide(self, parsed: object, endpoint: Endpoint, headers: Headers) -> Decided:
         """Read a parsed body and decide it. Raises `ApiError`."""
         began = time.perf_counter()
-        facts = read_facts(parsed, endpoint)
+        who = _fingerprint(headers)
+        facts = read_facts(parsed, endpoint, _reader(headers), who)
         wait_s = preferred_wait(headers)
-        if endpoint != "chat":
+        excerpt = facts.excerpt
+        if excerpt is None:
             decision = decide(facts, self._policy, Setting(self._view))
             return Decided(facts, decision, wait_s, time.perf_counter() - began)
-        excerpt = read_excerpt(facts.body["messages"], facts.body.get("tools") or ())
-        who = _fingerprint(headers)
-        facts = dataclasses.replace(facts, excerpt=excerpt, header=_reader(headers), key=who)
         key = None
         past = None
         named = "x-session-id" in headers or "conversation" in facts.body

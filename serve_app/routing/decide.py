@@ -22,11 +22,15 @@ def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
         return Decision(model.id, source, False, facts.endpoint, steps=tuple(reading.steps))
     if named:
         chosen = ModelChoice(named, source)
+        said = wishes(facts, named.thinking)
     else:
-        first = [*wishes(facts, policy.catalog.models[policy.catalog.default_id].thinking), profile][0]
+        default = policy.catalog.models[policy.catalog.default_id]
+        said = wishes(facts, default.thinking)
+        first = said[0] if said else profile
         chosen = choose_model(reading, must_think=first is not None and first.thinking)
+        if said and chosen.model is not default:
+            said = wishes(facts, chosen.model.thinking)  # in its own efforts
     check_fit(facts, chosen.model, setting.tokens)
-    said = wishes(facts, chosen.model.thinking)
     if profile:
         said.append(profile)
     mode = choose_thinking(reading, chosen.model, said)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
-from serve_app.routing.excerpt import Excerpt, has_image, text_of, without_harness
+from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, without_harness
 from serve_app.routing.schemas import check_schemas
 
 Endpoint = Literal["chat", "completions", "embeddings"]
@@ -133,7 +133,7 @@ class Facts:
     """What a request says. `model` is None where the router is to choose; `last_user_text` is the last user turn.
 
     `json_schema`: the answer is held to a form. `header` looks up a request header, `key` is the fingerprint of the
-    client's API key; rules may ask for both. `excerpt` is there where somebody has read it already.
+    client's API key; rules may ask for both. `excerpt`: of a chat.
     """
 
     endpoint: Endpoint
@@ -149,7 +149,9 @@ class Facts:
     key: str = ""
 
 
-def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
+def read_facts(
+    parsed: object, endpoint: Endpoint, header: Callable[[str], str | None] = _no_header, key: str = ""
+) -> Facts:
     """Check the form of a parsed JSON body. Raises `ApiError` (400) that names the field, never its content.
 
     The body of the result is a new dict without the fields that were null; the client's own is not changed.
@@ -181,6 +183,9 @@ def read_facts(parsed: object, endpoint: Endpoint) -> Facts:
         last_user_text=text,
         has_images=images,
         json_schema=_has_schema(body),
+        excerpt=read_excerpt(body["messages"], body.get("tools") or ()) if endpoint == "chat" else None,
+        header=header,
+        key=key,
     )
 
 

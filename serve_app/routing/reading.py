@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from serve_app.config import Model
 from serve_app.routing.decision import Setting, Step
-from serve_app.routing.excerpt import Excerpt, read_excerpt
+from serve_app.routing.excerpt import Excerpt
 from serve_app.routing.facts import Facts
 from serve_app.routing.lexical import Score, shipped_lexicon
 from serve_app.routing.policy import Policy
@@ -42,8 +42,7 @@ class Reading:
     @property
     def excerpt(self) -> Excerpt:
         """What the last turn asks."""
-        if self._excerpt is None:
-            self._excerpt = read_excerpt(self.facts.body["messages"], self.facts.body.get("tools") or ())
+        assert self._excerpt, "only chats have an excerpt"
         return self._excerpt
 
     @property
