@@ -27,6 +27,7 @@ from serve_app.scoring.e5 import E5File, encoder, tokenizer
 from serve_app.scoring.sequence import parts_of, sequence_of
 from training import lexical
 from training.augment import augmented
+from training.generated import generated_rows
 from training.measures import auc
 from training.rows import ROOT, Row, fold_of, read_seeds
 
@@ -176,7 +177,7 @@ def main() -> None:
     random.seed(args.seed)
     torch.manual_seed(args.seed)
     torch.set_num_threads(args.threads)
-    rows = read_seeds()
+    rows = [*read_seeds(), *generated_rows()]
     trainer = Trainer(E5File())
     plain = [trainer.example(row, row.excerpt) for row in rows]
     noise = random.Random(args.seed)

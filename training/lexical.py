@@ -12,6 +12,7 @@ from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from serve_app.routing.lexical import features
+from training.generated import generated_rows
 from training.rows import ROOT, Row, fold_of, read_seeds
 
 OUT = ROOT / "serve_app" / "routing" / "lexicon.json"
@@ -58,7 +59,7 @@ def _one_weight_a_line(made: dict[str, object]) -> str:
 
 def main() -> None:
     random.seed(0)
-    seeds = read_seeds()
+    seeds = [*read_seeds(), *generated_rows()]
     think_rows = [row for row in seeds if row.think in (0, 1)]
     size_rows = [row for row in seeds if row.large in (0, 1)]
     scores = out_of_fold(think_rows, size=False, strength=STRENGTH)
