@@ -68,8 +68,8 @@ class EmbeddingScorer:
             finally:
                 self._settings = None
                 process, self._process = self._process, None
-                if process and process.returncode is None:
-                    process.kill()
+                if process:
+                    await _ended(process)
                 for waiting in self._answers.values():
                     if not waiting.done():
                         waiting.set_exception(RuntimeError("the scorer's process ended"))
@@ -126,6 +126,15 @@ class EmbeddingScorer:
                 stack.callback(self._answers.pop, number, None)
                 found: dict[str, Any] = await answer
                 return found
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    """End a process and its pipes: what is left of them must not outlive the event loop."""
+    if process.stdin:
+        process.stdin.close()
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
 
 
 def mixed(answer: dict[str, Any], words: Score, settings: dict[str, float]) -> Score:
