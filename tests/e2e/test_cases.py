@@ -1,6 +1,7 @@
 """Field cases of the kinds reasoning, tools, structured and API compat, by their rank in the collection, on vLLM.
 
-Ranks that need no engine of their own to show are in tests/unit (17, 65: test_thinking; 88, 32, 46, 49: test_outgoing).
+Others need no real engine to show: 17, 65 in test_thinking, 32, 46, 49, 88 in test_outgoing, 94 in test_shape
+(tests/unit); 4, 14 in test_errors, 28, 116 in test_resident (tests/e2e).
 """
 
 from __future__ import annotations
