@@ -189,7 +189,8 @@ def test_a_client_that_left_the_queue_drains_nobody(fake: Service) -> None:
     async def scene() -> list[Any]:
         client = AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=2)
         stream = await _say(client, "lazy-a", "tokens=120,tpot_s=0.05", stream=True)
-        leaver = asyncio.create_task(_say(client, "lazy-b", timeout=0.5))
+        # One that tries again is in the queue again, and its place ages.
+        leaver = asyncio.create_task(_say(client.with_options(max_retries=0), "lazy-b", timeout=0.5))
         chunks = [chunk async for chunk in stream]
         await asyncio.gather(leaver, return_exceptions=True)
         return chunks
