@@ -15,7 +15,7 @@ from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, re
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
 from serve_app.residency.manager import Refused, ResidencyManager
-from serve_app.residency.policy import LazyModel, Limits
+from serve_app.residency.events import LazyModel, Limits
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 
 from serve_app.engines.base import Engine, EngineError, Phase
-from serve_app.residency import policy
-from serve_app.residency.policy import LazyModel, Limits, Residency, Stage
+from serve_app.residency import events
+from serve_app.residency.events import LazyModel, Limits, Stage
+from serve_app.residency.policy import Residency
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +72,7 @@ class ResidencyManager:
         self._loads: Counter[str] = Counter()
         self._engines: dict[str, Engine] = {}
         self._waiters: defaultdict[str, set[asyncio.Future[Engine]]] = defaultdict(set)
-        self._events: asyncio.Queue[policy.Event] = asyncio.Queue()
+        self._events: asyncio.Queue[events.Event] = asyncio.Queue()
         self._effects: set[asyncio.Task[None]] = set()
         self._last_turn = clock()
         self._loop_task: asyncio.Task[None] | None = None
@@ -107,13 +108,13 @@ class ResidencyManager:
             raise Refused("unknown_model", "this pool does not have it", _RETRY_AFTER_S)
         waiter: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._waiters[model].add(waiter)
-        self._events.put_nowait(policy.Wanted(model))
+        self._events.put_nowait(events.Wanted(model))
         try:
             return await waiter
         finally:
             if waiter.cancelled():
                 self._waiters[model].discard(waiter)
-                self._events.put_nowait(policy.Unwanted(model))
+                self._events.put_nowait(events.Unwanted(model))
 
     def moving(self) -> bool:
         """Whether the load path moves: the loop turns and no engine resists being ended."""
@@ -155,34 +156,34 @@ class ResidencyManager:
             try:
                 event = await asyncio.wait_for(self._events.get(), _TICK_S)
             except TimeoutError:
-                event = policy.Tick()
+                event = events.Tick()
             self._take(event)
             match event:
-                case policy.Died(model) if self._policy.stage(model) is not Stage.UNLOADING:
+                case events.Died(model) if self._policy.stage(model) is not Stage.UNLOADING:
                     self._engines.pop(model, None)
-                case policy.StillBusy(model):
+                case events.StillBusy(model):
                     # What was reported during the unload was not heard.
                     self._reported.pop(model, None)
             for model, engine in self._engines.items():
                 activity = (engine.in_flight, engine.served)
                 if activity != self._reported.get(model):
                     self._reported[model] = activity
-                    self._take(policy.Activity(model, engine.in_flight, engine.in_flight + engine.served))
+                    self._take(events.Activity(model, engine.in_flight, engine.in_flight + engine.served))
 
-    def _take(self, event: policy.Event) -> None:
+    def _take(self, event: events.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
             self._carry_out(action)
 
-    def _carry_out(self, action: policy.Action) -> None:
+    def _carry_out(self, action: events.Action) -> None:
         match action:
-            case policy.Load(model):
+            case events.Load(model):
                 self._spawn(self._load(model))
-            case policy.Unload(model, drain):
+            case events.Unload(model, drain):
                 self._spawn(self._unload(model, drain))
-            case policy.Grant(model):
+            case events.Grant(model):
                 for waiter in self._take_waiters(model):
                     waiter.set_result(self._engines[model])
-            case policy.Refuse(model, code, reason, retry_after_s):
+            case events.Refuse(model, code, reason, retry_after_s):
                 for waiter in self._take_waiters(model):
                     waiter.set_exception(Refused(code, reason, retry_after_s))
 
@@ -204,16 +205,16 @@ class ResidencyManager:
         except EngineError as error:
             self._engines.pop(model, None)
             logger.error("%s", error)
-            self._events.put_nowait(policy.LoadFailed(model, str(error)))
+            self._events.put_nowait(events.LoadFailed(model, str(error)))
             return
         except Exception as error:
             self._engines.pop(model, None)
             logger.exception("loading %s failed", model)
-            self._events.put_nowait(policy.LoadFailed(model, f"{type(error).__name__}: {error}"))
+            self._events.put_nowait(events.LoadFailed(model, f"{type(error).__name__}: {error}"))
             return
         self._expected_load_s[model] = self._clock() - began
         self._reported[model] = (0, 0)
-        self._events.put_nowait(policy.Loaded(model))
+        self._events.put_nowait(events.Loaded(model))
         self._spawn(self._mourn(model, engine))
 
     async def _mourn(self, model: str, engine: Engine) -> None:
@@ -225,14 +226,14 @@ class ResidencyManager:
         if self._engines.get(model) is engine:
             logger.error("%s has died: %s", model, reason)
             # It is kept until the policy knows: what is decided meanwhile still finds it.
-            self._events.put_nowait(policy.Died(model, reason))
+            self._events.put_nowait(events.Died(model, reason))
 
     async def _unload(self, model: str, drain: bool) -> None:
         engine = self._engines[model]
         if drain:
             await engine.drain(_DRAIN_LIMIT_S)
         elif not await engine.close_if_idle() and engine.phase is not Phase.STOPPED:
-            self._events.put_nowait(policy.StillBusy(model))
+            self._events.put_nowait(events.StillBusy(model))
             return
         logger.info("unloading %s", model)
         try:
@@ -242,7 +243,7 @@ class ResidencyManager:
             self._stuck_engine = model
             return
         del self._engines[model]
-        self._events.put_nowait(policy.Unloaded(model))
+        self._events.put_nowait(events.Unloaded(model))
 
 
 def _closing() -> Refused:

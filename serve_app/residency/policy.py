@@ -1,173 +1,81 @@
-"""PURE. Decides which lazy models of one pool replica are loaded, and which make room. No clock, no I/O.
+"""PURE. Decides which lazy models of one pool replica are awake, asleep or stopped. No clock, no I/O.
 
 Events come in with the time, actions go out; `manager` carries them out and reports back with events.
 
-What always holds (each is a test in `tests/sim/test_residency.py`):
-- one load per model at a time; whoever wants it meanwhile joins;
-- a model that is in use, loading, waited for, or just granted to a waiter is never unloaded;
-- something is unloaded only to make room for a model that will then fit, or after its idle time;
+What always holds (each is a test in `tests/sim/`):
+- one load or wake per model at a time; whoever wants it meanwhile joins;
+- a model that is in use, on its way up, waited for, or just granted to a waiter is never put to sleep or unloaded;
+- something goes only to make room for a model that will then fit, after its idle time, or on an operator's word;
 - a model that can never fit is refused at once; one whose load failed is refused until its back-off is over;
 - a failed load changes nothing for the models that were running;
-- models get room in the order in which they were first waited for; one that waited for `ageing_s` gets it
-  from a busy model, which takes no new requests then and is unloaded when its last one is done.
+- models get room in the order of priority and waiting time; one that waited for `ageing_s` gets it from a busy
+  model, which takes no new requests then and goes when its last one is done;
+- a load that nobody wants any more is given up only where another model waits for its room.
+
+Who goes first: the models of the lowest priority, and among them the one with the least expected loss for each
+byte that it frees, `requests per second x seconds to bring it back / bytes` (Greedy-Dual-Size-Frequency, Cherkasova
+1998, with a frequency that halves every `_HALF_LIFE_S`). `make sim` compares it with LRU and others.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from enum import StrEnum
+import math
+from collections.abc import Callable, Iterable
+
+from serve_app.residency.events import (
+    Abandon,
+    Action,
+    Activity,
+    Died,
+    Event,
+    Grant,
+    LazyModel,
+    Limits,
+    Load,
+    Loaded,
+    LoadFailed,
+    Order,
+    Ordered,
+    Refuse,
+    Sleep,
+    SleepFailed,
+    Slept,
+    Stage,
+    StillBusy,
+    Tick,
+    Unload,
+    Unloaded,
+    Unwanted,
+    Wake,
+    WakeFailed,
+    Wanted,
+    Woken,
+)
 
 # After a grant the waiter's request is still on its way; the model is not idle until it had time to arrive.
 LEASE_S = 5.0
 # A Router asks again every few seconds for those who still wait; in between they keep their place in the queue.
 PLACE_KEPT_S = 2.0
 MAX_BACKOFF_FACTOR = 32
+# A model that dies this soon after its load, and not for the first time, is as good as one that fails to load.
+EARLY_DEATH_S = 30.0
+# Minimum residency is there to make a swap worth its cost; for a swap of a second a minute would be absurd.
+RESIDENCY_PER_SWAP = 5.0
+# Chosen with `make sim`: an hour and longer keeps yesterday's models, ten minutes forgets the steady ones.
+_HALF_LIFE_S = 1800.0
 
 
-class Stage(StrEnum):
-    """Where a lazy model is in its life on one replica."""
-
-    STOPPED = "stopped"
-    LOADING = "loading"
-    AWAKE = "awake"
-    UNLOADING = "unloading"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LazyModel:
-    """What the policy knows of a model from the configuration."""
-
-    id: str
-    memory_bytes: int
-    priority: int
-    idle_unload_s: float
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Limits:
-    """The replica's limits. Times in seconds."""
-
-    memory_bytes: int
-    min_residency_s: float
-    ageing_s: float
-    backoff_s: float
-
-
-# Events
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request for the model waits here."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unwanted:
-    """One waiting request has left."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Activity:
-    """The engine has taken or finished requests since its last report.
-
-    So many are in flight now, and so many have arrived since its start.
-    """
-
-    model: str
-    in_flight: int
-    arrived: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Loaded:
-    """The model answers."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoadFailed:
-    """The load ended without a running model; nothing of it is left."""
-
-    model: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unloaded:
-    """The model's memory is free."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class StillBusy:
-    """The unload found a request in flight and changed nothing."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Died:
-    """A running engine ended by itself; its memory is free."""
-
-    model: str
-    reason: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-Event = Wanted | Unwanted | Activity | Loaded | LoadFailed | Unloaded | StillBusy | Died | Tick
-
-# Actions
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Load:
-    """Start the model; its memory is accounted for from now on."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Unload:
-    """End the model. `drain`: it is in use; refuse new requests and wait for those in flight first."""
-
-    model: str
-    drain: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Grant:
-    """The model is awake: let everybody who waits for it go ahead."""
-
-    model: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Refuse:
-    """Send everybody who waits for the model away."""
-
-    model: str
-    code: str
-    reason: str
-    retry_after_s: float
-
-
-Action = Load | Unload | Grant | Refuse
+_RISING = frozenset({Stage.LOADING, Stage.WAKING})
+_GOING = frozenset({Stage.FALLING_ASLEEP, Stage.UNLOADING})
 
 
 @dataclasses.dataclass(slots=True)
 class _Slot:
     model: LazyModel
+    bytes: int
+    load_s: float
+    wake_s: float
     stage: Stage = Stage.STOPPED
     since: float = 0.0
     waiting: int = 0
@@ -179,16 +87,48 @@ class _Slot:
     arrived: int = 0
     arrived_at_grant: int = 0
     failures: int = 0
+    early_deaths: int = 0
     retry_at: float = 0.0
     failure: str = ""
+    frequency: float = 0.0
+    counted_at: float = 0.0
+    pinned: bool = False
+    ordered: bool = False
+    may_sleep: bool = True
 
     def enter(self, stage: Stage, now: float) -> None:
         self.stage, self.since = stage, now
         if stage is not Stage.AWAKE:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
+    @property
+    def claimed(self) -> bool:
+        """Whether somebody wants it up: a waiting request, or an operator."""
+        return bool(self.waiting) or self.ordered
+
     def idle(self, now: float) -> bool:
-        return self.stage is Stage.AWAKE and not self.in_flight and not self.waiting and now >= self.lease_until
+        return self.stage is Stage.AWAKE and not self.in_flight and not self.claimed and now >= self.lease_until
+
+    def memory(self) -> int:
+        """Accelerator memory that it has, will have, or has not given back yet."""
+        if self.stage is Stage.STOPPED:
+            return 0
+        return self.model.asleep_bytes if self.stage is Stage.ASLEEP else self.bytes
+
+    def host(self) -> int:
+        """Host memory, likewise."""
+        if self.stage is Stage.STOPPED:
+            return 0
+        asleep = self.stage in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
+        return self.model.process_bytes + (self.model.host_bytes if asleep else 0)
+
+    def count(self, requests: int, now: float) -> None:
+        self.frequency = self.rate(now) + requests
+        self.counted_at = now
+
+    def rate(self, now: float) -> float:
+        """Requests of late, each counting half after `_HALF_LIFE_S`."""
+        return self.frequency * math.exp2((self.counted_at - now) / _HALF_LIFE_S)
 
 
 class Residency:
@@ -196,7 +136,13 @@ class Residency:
 
     def __init__(self, models: Iterable[LazyModel], limits: Limits) -> None:
         self.limits = limits
-        self._slots = {model.id: _Slot(model) for model in models}
+        self._slots = {
+            model.id: _Slot(model, bytes=model.memory_bytes, load_s=model.load_s, wake_s=model.wake_s)
+            for model in models
+        }
+        # The few that are not stopped; a pool may know thousands.
+        self._up: dict[str, _Slot] = {}
+        self._queue: dict[str, _Slot] = {}
 
     def stage(self, model: str) -> Stage:
         """Where the model is in its life."""
@@ -206,15 +152,60 @@ class Residency:
         """Why the last load failed; empty after a good one."""
         return self._slots[model].failure
 
+    def pinned(self, model: str) -> bool:
+        """Whether an operator keeps it."""
+        return self._slots[model].pinned
+
+    def memory_bytes(self, model: str) -> int:
+        """What the model takes while it is awake: as configured, or as measured where that was more."""
+        return self._slots[model].bytes
+
+    def expected_s(self, model: str) -> float:
+        """How long it would take to bring the model up from where it is, without waiting for room."""
+        slot = self._slots[model]
+        match slot.stage:
+            case Stage.AWAKE:
+                return 0.0
+            case Stage.ASLEEP | Stage.FALLING_ASLEEP | Stage.WAKING:
+                return slot.wake_s
+        return slot.load_s
+
     def used_bytes(self) -> int:
-        """Memory of all models that are not stopped."""
-        return sum(slot.model.memory_bytes for slot in self._slots.values() if slot.stage is not Stage.STOPPED)
+        """Accelerator memory of all models that are not stopped."""
+        return sum(slot.memory() for slot in self._up.values())
+
+    def used_host_bytes(self) -> int:
+        """Host memory of all models that are not stopped, as far as it is counted."""
+        return sum(slot.host() for slot in self._up.values())
+
+    def places(self, now: float) -> list[str]:
+        """The models that wait for room, in the order in which they will get it."""
+        return [slot.model.id for slot in self._in_order(now)]
+
+    def needs(self, model: str) -> int:
+        """Accelerator memory that must be found for the model to come up from where it is."""
+        slot = self._slots[model]
+        return 0 if slot.stage not in (Stage.STOPPED, Stage.ASLEEP) else slot.bytes - slot.memory()
+
+    def refusal(self, model: str, now: float) -> Refuse | None:
+        """Why the model cannot be had at all or for a while, where that is known at once."""
+        return self._refusal(self._slots[model], now)
+
+    def protected(self, now: float, lately_s: float) -> bool:
+        """Whether this replica holds a model that is in use, coming up, waited for, pinned, or was used lately."""
+        return any(
+            slot.claimed
+            or slot.pinned
+            or slot.stage in _RISING
+            or (slot.stage in (Stage.AWAKE, *_GOING) and (slot.in_flight or now - slot.last_used < lately_s))
+            for slot in (*self._up.values(), *self._queue.values())
+        )
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event at time `now` (seconds, never going back) and say what to do."""
         match event:
             case Tick():
-                return [*self._unload_idle(now), *self._make_room(now)]
+                return [*self._end_idle(now), *self._make_room(now)]
             case Wanted(model):
                 return self._wanted(self._slots[model], now)
             case Unwanted(model):
@@ -222,129 +213,373 @@ class Residency:
                 slot.waiting = max(0, slot.waiting - 1)
                 if not slot.waiting:
                     slot.left_at = now
+                    self._requeue(slot)
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
+                return self._active(self._slots[model], in_flight, arrived, now)
+            case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
-                if slot.stage is Stage.AWAKE:
-                    slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
-                    if arrived > slot.arrived_at_grant:
-                        # What was granted has come; from here on the count tells.
-                        slot.lease_until = now
-                return self._make_room(now)
-            case Loaded(model):
-                return self._loaded(self._slots[model], now)
+                slot.load_s = _recent(slot.load_s, seconds)
+                slot.bytes = max(slot.bytes, memory_bytes)
+                return self._risen(slot, now)
+            case Woken(model, seconds):
+                slot = self._slots[model]
+                slot.wake_s = _recent(slot.wake_s, seconds)
+                return self._risen(slot, now)
             case LoadFailed(model, reason):
                 return self._failed(self._slots[model], reason, now)
+            case WakeFailed(model, _):
+                # Its waiters stay: it is loaded anew, and does not sleep again.
+                self._slots[model].may_sleep = False
+                return self._fallen(self._slots[model], Stage.STOPPED, now)
+            case Slept(model):
+                return self._fallen(self._slots[model], Stage.ASLEEP, now)
+            case SleepFailed(model):
+                slot = self._slots[model]
+                slot.may_sleep = False
+                self._enter(slot, Stage.UNLOADING, now)
+                return [Unload(model), *self._make_room(now)]
             case Unloaded(model):
-                self._slots[model].enter(Stage.STOPPED, now)
-                return self._make_room(now)
-            case Died(model):
-                # One that is being unloaded is reported by that when its memory is free.
-                if self._slots[model].stage is Stage.AWAKE:
-                    self._slots[model].enter(Stage.STOPPED, now)
-                return self._make_room(now)
+                return self._fallen(self._slots[model], Stage.STOPPED, now)
+            case Died(model, reason):
+                return self._died(self._slots[model], reason, now)
             case StillBusy(model):
                 slot = self._slots[model]
-                slot.enter(Stage.AWAKE, now)
+                self._enter(slot, Stage.AWAKE, now)
                 slot.in_flight, slot.last_used, slot.lease_until = 1, now, now + LEASE_S
                 return [*self._grant(slot, now), *self._make_room(now)]
+            case Ordered(model, order):
+                return self._ordered(self._slots[model], order, now)
+
+    # What happens to one model
 
     def _wanted(self, slot: _Slot, now: float) -> list[Action]:
-        model = slot.model
-        if model.memory_bytes > self.limits.memory_bytes:
-            return [Refuse(model.id, "never_fits", "it needs more memory than this pool has", 3600)]
-        if slot.stage is Stage.STOPPED and now < slot.retry_at:
-            return [Refuse(model.id, "load_failed", slot.failure, slot.retry_at - now)]
+        if refusal := self._refusal(slot, now):
+            return [refusal]
+        slot.count(1, now)
         slot.waiting += 1
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
         if slot.wanted_since is None or (slot.waiting == 1 and now - slot.left_at > PLACE_KEPT_S):
             slot.wanted_since = now
+        self._requeue(slot)
+        return self._make_room(now)
+
+    def _refusal(self, slot: _Slot, now: float) -> Refuse | None:
+        model = slot.model.id
+        if slot.bytes > self.limits.memory_bytes or self._host_limit(slot.model.process_bytes):
+            return Refuse(model, "never_fits", "it needs more memory than this pool has", 3600)
+        if slot.stage not in (Stage.STOPPED, Stage.ASLEEP):
+            return None
+        if now < slot.retry_at:
+            return Refuse(model, "load_failed", slot.failure, slot.retry_at - now)
+        pinned = sum(other.bytes for other in self._slots_pinned() if other is not slot)
+        if pinned + slot.bytes > self.limits.memory_bytes:
+            return Refuse(model, "no_room", "pinned models hold the memory that it needs", 60)
+        if not self.limits.evicts and self._missing(slot) > 0:
+            return Refuse(model, "no_room", "other models hold the memory, and this pool evicts none", 30)
+        return None
+
+    def _host_limit(self, needed: int) -> bool:
+        return 0 < self.limits.host_bytes < needed
+
+    def _slots_pinned(self) -> list[_Slot]:
+        return [slot for slot in self._up.values() if slot.pinned]
+
+    def _active(self, slot: _Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
+        if slot.stage is Stage.AWAKE:
+            # What was granted has been counted when it was wanted.
+            slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
+            slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
+            if arrived > slot.arrived_at_grant:
+                # What was granted has come; from here on the count tells.
+                slot.lease_until = now
         return self._make_room(now)
 
     def _grant(self, slot: _Slot, now: float) -> list[Action]:
         if not slot.waiting:
             return []
         slot.waiting, slot.wanted_since = 0, None
+        self._requeue(slot)
         slot.lease_until, slot.last_used = now + LEASE_S, now
         slot.arrived_at_grant = slot.arrived
         return [Grant(slot.model.id)]
 
-    def _loaded(self, slot: _Slot, now: float) -> list[Action]:
-        slot.enter(Stage.AWAKE, now)
+    def _risen(self, slot: _Slot, now: float) -> list[Action]:
+        self._enter(slot, Stage.AWAKE, now)
         slot.last_used = now
-        slot.failures, slot.failure, slot.retry_at = 0, "", 0.0
+        slot.failure, slot.retry_at, slot.ordered = "", 0.0, False
+        if not slot.waiting:
+            slot.wanted_since = None
         return [*self._grant(slot, now), *self._make_room(now)]
 
+    def _fallen(self, slot: _Slot, stage: Stage, now: float) -> list[Action]:
+        self._enter(slot, stage, now)
+        return self._make_room(now)
+
     def _failed(self, slot: _Slot, reason: str, now: float) -> list[Action]:
-        slot.enter(Stage.STOPPED, now)
+        self._enter(slot, Stage.STOPPED, now)
+        return [*self._back_off(slot, reason, now), *self._make_room(now)]
+
+    def _back_off(self, slot: _Slot, reason: str, now: float) -> list[Action]:
         wait_s = self.limits.backoff_s * min(2**slot.failures, MAX_BACKOFF_FACTOR)
         slot.failures += 1
         slot.failure, slot.retry_at = reason, now + wait_s
-        waited, slot.waiting, slot.wanted_since = slot.waiting, 0, None
-        refusal: list[Action] = [Refuse(slot.model.id, "load_failed", reason, wait_s)] if waited else []
+        waited, slot.waiting, slot.wanted_since, slot.ordered = slot.waiting, 0, None, False
+        self._requeue(slot)
+        return [Refuse(slot.model.id, "load_failed", reason, wait_s)] if waited else []
+
+    def _died(self, slot: _Slot, reason: str, now: float) -> list[Action]:
+        refusal: list[Action] = []
+        # One that was on its way somewhere is reported by that, when its memory is free.
+        if slot.stage in (Stage.AWAKE, Stage.ASLEEP):
+            early = slot.stage is Stage.AWAKE and now - slot.since < EARLY_DEATH_S
+            self._enter(slot, Stage.STOPPED, now)
+            if not early:
+                slot.failures = 0
+            elif slot.early_deaths:
+                refusal = self._back_off(slot, reason, now)
+            slot.early_deaths = slot.early_deaths + 1 if early else 0
         return [*refusal, *self._make_room(now)]
 
-    def _unload_idle(self, now: float) -> list[Action]:
+    def _ordered(self, slot: _Slot, order: Order, now: float) -> list[Action]:
+        match order:
+            case Order.LOAD | Order.PIN:
+                slot.pinned = slot.pinned or order is Order.PIN
+                if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
+                    slot.ordered = True
+                    slot.wanted_since = now if slot.wanted_since is None else slot.wanted_since
+                    self._requeue(slot)
+                slot.last_used = max(slot.last_used, now)
+            case Order.UNPIN:
+                slot.pinned = False
+            case Order.SLEEP | Order.UNLOAD:
+                slot.pinned = slot.ordered = False
+                self._requeue(slot)
+                return [*self._put_away(slot, order, now), *self._make_room(now)]
+        return self._make_room(now)
+
+    def _put_away(self, slot: _Slot, order: Order, now: float) -> list[Action]:
+        model = slot.model.id
+        if slot.stage is Stage.LOADING and not slot.waiting and order is Order.UNLOAD:
+            self._enter(slot, Stage.UNLOADING, now)
+            return [Abandon(model)]
+        if slot.waiting or slot.stage not in (Stage.AWAKE, Stage.ASLEEP):
+            return []
+        if order is Order.SLEEP and self._may_sleep(slot) and self._host_missing(slot.model.host_bytes) <= 0:
+            if slot.stage is Stage.ASLEEP:
+                return []
+            self._enter(slot, Stage.FALLING_ASLEEP, now)
+            return [Sleep(model, drain=True)]
+        drain = slot.stage is Stage.AWAKE
+        self._enter(slot, Stage.UNLOADING, now)
+        return [Unload(model, drain=drain)]
+
+    # Room
+
+    def _enter(self, slot: _Slot, stage: Stage, now: float) -> None:
+        slot.enter(stage, now)
+        if stage is Stage.STOPPED:
+            self._up.pop(slot.model.id, None)
+        else:
+            self._up[slot.model.id] = slot
+        self._requeue(slot)
+
+    def _requeue(self, slot: _Slot) -> None:
+        if slot.claimed and slot.stage in (Stage.STOPPED, Stage.ASLEEP):
+            self._queue[slot.model.id] = slot
+        else:
+            self._queue.pop(slot.model.id, None)
+
+    def _in_order(self, now: float) -> list[_Slot]:
+        """Who waits for room; each `ageing_s` of waiting is worth one step of priority."""
+
+        def rank(slot: _Slot) -> tuple[float, float, str]:
+            since = now if slot.wanted_since is None else slot.wanted_since
+            gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else 0
+            return -(slot.model.priority + gained), since, slot.model.id
+
+        return sorted(self._queue.values(), key=rank)
+
+    def _end_idle(self, now: float) -> list[Action]:
         actions: list[Action] = []
-        for slot in self._slots.values():
-            if slot.idle(now) and now - slot.last_used >= slot.model.idle_unload_s:
-                slot.enter(Stage.UNLOADING, now)
-                actions.append(Unload(slot.model.id))
+        for slot in list(self._up.values()):
+            model = slot.model
+            if slot.pinned or slot.claimed:
+                continue
+            unused_s = now - slot.last_used
+            if slot.stage is Stage.AWAKE and now - slot.since >= EARLY_DEATH_S:
+                slot.failures = slot.early_deaths = 0
+            drowsy = model.idle_sleep_s is not None and unused_s >= model.idle_sleep_s and self._may_sleep(slot)
+            if slot.idle(now) and drowsy and self._host_missing(model.host_bytes) <= 0:
+                self._enter(slot, Stage.FALLING_ASLEEP, now)
+                actions.append(Sleep(model.id))
+            elif (slot.idle(now) or slot.stage is Stage.ASLEEP) and unused_s >= model.idle_unload_s:
+                self._enter(slot, Stage.UNLOADING, now)
+                actions.append(Unload(model.id))
         return actions
 
     def _make_room(self, now: float) -> list[Action]:
-        """Start what waits, first come first served; stop at the first that has to wait for room."""
+        """Bring up what waits, in order. Behind one that must wait for room others go first only where they fit
+        into what is free and it has not aged."""
         actions: list[Action] = []
-        waiting = [slot for slot in self._slots.values() if slot.waiting and slot.stage is Stage.STOPPED]
-        for slot in sorted(waiting, key=lambda slot: (slot.wanted_since or 0.0, slot.model.id)):
-            free = self.limits.memory_bytes - self.used_bytes()
-            if slot.model.memory_bytes <= free:
-                slot.enter(Stage.LOADING, now)
-                actions.append(Load(slot.model.id))
-                continue
-            actions += self._evict_for(slot, slot.model.memory_bytes - free, now)
-            break
+        blocked = False
+        for slot in self._in_order(now) if self._queue else ():
+            missing, host_missing = self._missing(slot), self._host_needed(slot)
+            if missing <= 0 and host_missing <= 0:
+                actions.append(self._bring_up(slot, now))
+            elif not blocked:
+                actions += self._evict_for(slot, missing, host_missing, now)
+                blocked = True
+                if self._aged(slot, now):
+                    break
+        return actions or self._shed(now)
+
+    def _bring_up(self, slot: _Slot, now: float) -> Action:
+        asleep = slot.stage is Stage.ASLEEP
+        self._enter(slot, Stage.WAKING if asleep else Stage.LOADING, now)
+        return Wake(slot.model.id) if asleep else Load(slot.model.id)
+
+    def _missing(self, slot: _Slot) -> int:
+        """Accelerator bytes that the model lacks to come up; negative: so many would be left."""
+        return slot.bytes - slot.memory() - (self.limits.memory_bytes - self.used_bytes())
+
+    def _host_missing(self, needed: int) -> int:
+        """Host bytes that are lacking; 0 where they are not counted."""
+        return self.used_host_bytes() + needed - self.limits.host_bytes if self.limits.host_bytes else 0
+
+    def _host_needed(self, slot: _Slot) -> int:
+        return self._host_missing(slot.model.process_bytes) if slot.stage is Stage.STOPPED else 0
+
+    def _aged(self, slot: _Slot, now: float) -> bool:
+        return slot.wanted_since is not None and now - slot.wanted_since >= self.limits.ageing_s
+
+    def _evict_for(self, newcomer: _Slot, missing: int, host_missing: int, now: float) -> list[Action]:
+        """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
+        for slot in self._up.values():
+            if slot.stage in _GOING:
+                missing -= slot.bytes - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
+                host_missing -= slot.host() if slot.stage is Stage.UNLOADING else 0
+        others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
+        asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
+        actions: list[Action] = []
+        if missing > 0:
+            idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
+            awake = _fewest(sorted(idle, key=self._value(now)), missing, self._frees)
+            if not awake and (left := missing - sum(map(self._frees, idle))) > 0:
+                # A sleeping one holds little; but with many of them that little may be what is missing.
+                residue = _fewest(asleep, left, lambda slot: slot.model.asleep_bytes)
+                if residue:
+                    awake = idle
+                    actions += [self._stop(slot, now) for slot in residue]
+                    asleep = [slot for slot in asleep if slot not in residue]
+            # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
+            aged = self._aged(newcomer, now)
+            if not awake and not actions and aged:
+                busy = [slot for slot in others if self._may_drain(slot, now)]
+                awake = _fewest(sorted(busy, key=self._value(now)), missing, self._frees)
+            if not awake and not actions:
+                return [self._give_up(slot, now) for slot in self._abandonable(others, missing, now)]
+            for slot in awake:
+                actions += self._let_go(slot, asleep, aged, now)
+        if host_missing > 0 and not any(isinstance(action, Unload) for action in actions):
+            actions += self._free_host(asleep, others, host_missing, now)
         return actions
 
-    def _evict_for(self, newcomer: _Slot, missing: int, now: float) -> list[Action]:
-        """Unload what makes `missing` bytes free, or nothing where that is not to be had yet."""
-        missing -= self._bytes(slot for slot in self._slots.values() if slot.stage is Stage.UNLOADING)
-        if missing <= 0:
+    def _free_host(self, asleep: list[_Slot], others: list[_Slot], missing: int, now: float) -> list[Action]:
+        """End sleeping models, then idle ones, until so much host memory will be free."""
+        idle = sorted((s for s in others if s.idle(now) and self._stayed(s, now)), key=self._value(now))
+        return [self._stop(slot, now) for slot in _fewest([*asleep, *idle], missing, _Slot.host)]
+
+    def _let_go(self, slot: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
+        """Put an awake model to sleep where the host has room, or gets it from models that are worth less."""
+        if self._may_sleep(slot):
+            lacking = self._host_missing(slot.model.host_bytes)
+            if lacking <= 0:
+                self._enter(slot, Stage.FALLING_ASLEEP, now)
+                return [Sleep(slot.model.id, drain=drain)]
+            coming = sum(s.host() for s in self._up.values() if s.stage is Stage.UNLOADING)
+            if lacking <= coming:
+                return []  # when that is free it sleeps
+            worth = self._value(now)
+            lesser = [s for s in asleep if s.stage is Stage.ASLEEP and worth(s) < worth(slot)]
+            if ended := _fewest(lesser, lacking - coming, _Slot.host):
+                return [self._stop(s, now) for s in ended]
+        self._enter(slot, Stage.UNLOADING, now)
+        return [Unload(slot.model.id, drain=drain)]
+
+    def _stop(self, slot: _Slot, now: float) -> Action:
+        self._enter(slot, Stage.UNLOADING, now)
+        return Unload(slot.model.id)
+
+    def _abandonable(self, others: list[_Slot], missing: int, now: float) -> list[_Slot]:
+        """Loads that nobody wants any more, where giving them up makes the room."""
+        forlorn = [
+            slot
+            for slot in others
+            if slot.stage is Stage.LOADING and not slot.claimed and now - slot.left_at >= self.limits.grace_s
+        ]
+        return _fewest(sorted(forlorn, key=self._value(now)), missing, lambda slot: slot.bytes)
+
+    def _give_up(self, slot: _Slot, now: float) -> Action:
+        self._enter(slot, Stage.UNLOADING, now)
+        return Abandon(slot.model.id)
+
+    def _shed(self, now: float) -> list[Action]:
+        """Where models turned out larger than configured: let go until all of them fit again."""
+        over = self.used_bytes() - self.limits.memory_bytes
+        over -= sum(slot.bytes for slot in self._up.values() if slot.stage in _GOING)
+        if over <= 0:
             return []
-        idle = [slot for slot in self._slots.values() if slot.idle(now) and self._stayed(slot, now)]
-        victims = _fewest(idle, missing)
-        # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
-        aged = newcomer.wanted_since is not None and now - newcomer.wanted_since >= self.limits.ageing_s
-        if not victims and aged:
-            awake = [slot for slot in self._slots.values() if self._may_drain(slot, now)]
-            victims = _fewest(awake, missing)
-        for victim in victims:
-            victim.enter(Stage.UNLOADING, now)
-        return [Unload(victim.model.id, drain=aged) for victim in victims]
+        idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
+        return [self._stop(slot, now) for slot in _fewest(sorted(idle, key=self._value(now)), over, _Slot.memory)]
+
+    def _may_sleep(self, slot: _Slot) -> bool:
+        return slot.model.sleeps and slot.may_sleep and bool(self.limits.host_bytes)
+
+    def _frees(self, slot: _Slot) -> int:
+        """Accelerator bytes that an awake model gives back at least."""
+        return slot.bytes - (slot.model.asleep_bytes if self._may_sleep(slot) else 0)
+
+    def _value(self, now: float) -> Callable[[_Slot], tuple[int, float, float, str]]:
+        """What is lost by letting a model go, for each byte; the lowest goes first."""
+
+        def value(slot: _Slot) -> tuple[int, float, float, str]:
+            if slot.stage is Stage.ASLEEP:
+                cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes
+            else:
+                cost_s, size = (slot.wake_s if self._may_sleep(slot) else slot.load_s), slot.bytes
+            return slot.model.priority, slot.rate(now) * cost_s / max(size, 1), slot.last_used, slot.model.id
+
+        return value
 
     def _stayed(self, slot: _Slot, now: float) -> bool:
-        return now - slot.since >= self.limits.min_residency_s
+        back_s = slot.wake_s if self._may_sleep(slot) else slot.load_s
+        return now - slot.since >= min(self.limits.min_residency_s, RESIDENCY_PER_SWAP * back_s)
 
     def _may_drain(self, slot: _Slot, now: float) -> bool:
         # Not the lease: a stream of grants would renew it for ever. Those the load was for had their time.
         served = now - slot.since >= LEASE_S
-        return slot.stage is Stage.AWAKE and not slot.waiting and served and self._stayed(slot, now)
-
-    def _bytes(self, slots: Iterable[_Slot]) -> int:
-        return sum(slot.model.memory_bytes for slot in slots)
+        return slot.stage is Stage.AWAKE and not slot.claimed and served and self._stayed(slot, now)
 
 
-def _fewest(candidates: list[_Slot], missing: int) -> list[_Slot]:
-    """The least important, longest unused models that together hold `missing` bytes; none if all do not."""
+def _fewest(candidates: Iterable[_Slot], missing: int, frees: Callable[[_Slot], int]) -> list[_Slot]:
+    """The first candidates that together free `missing` bytes, less those not needed; none if all do not."""
     chosen: list[_Slot] = []
-    for slot in sorted(candidates, key=lambda slot: (slot.model.priority, slot.last_used, slot.model.id)):
+    for slot in candidates:
         if missing <= 0:
             break
         chosen.append(slot)
-        missing -= slot.model.memory_bytes
+        missing -= frees(slot)
+    if missing > 0:
+        return []
     for slot in reversed(chosen):
-        if missing + slot.model.memory_bytes <= 0:
+        if missing + frees(slot) <= 0:
             chosen.remove(slot)
-            missing += slot.model.memory_bytes
-    return chosen if missing <= 0 else []
+            missing += frees(slot)
+    return chosen
+
+
+def _recent(before: float, seconds: float) -> float:
+    """Half the last measurement, half what was known; as it was where nothing was measured."""
+    return (before + seconds) / 2 if seconds > 0 else before
