@@ -9,9 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serve_app.engines.base import EngineSpec
@@ -108,6 +111,12 @@ class FakeScript(_Strict):
     load_s: float = 0.0
     fail_load: str = ""
     hang_load: bool = False
+    sleep_s: float = 0.0
+    wake_s: float = 0.0
+    fail_sleep: str = ""
+    fail_wake: str = ""
+    hang_sleep: bool = False
+    hang_wake: bool = False
     memory_mb: int = 0
     context: int = 4096
     ttft_s: float = 0.0
@@ -119,6 +128,21 @@ class FakeScript(_Strict):
     die_at: int = -1
     stall_at: int = -1
     cut: int = 0
+
+
+class Sleep(_Strict):
+    """How a lazy model sleeps, where the pool has `host_memory_gb` for it."""
+
+    level: Literal[0, 1, 2] = Field(
+        1, description="1: weights wait in the host's memory; 2: they are read anew; 0: it is stopped instead."
+    )
+    host_gb: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="Host memory that it takes asleep: its weights at level 1. Unset: memory_gb."
+    )
+    gpu_gb: Annotated[float, Field(ge=0)] = Field(0.8, description="GPU memory that it keeps asleep: the CUDA context.")
+    timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60, description="Falling asleep or waking for longer than this, it is stopped."
+    )
 
 
 class Model(_Strict):
@@ -147,7 +171,19 @@ class Model(_Strict):
     expected_load_s: Annotated[float, Field(gt=0)] = Field(
         20, description="First guess of the load time, until one was measured."
     )
-    idle_unload_s: Annotated[float, Field(gt=0)] = Field(600, description="Lazy models only.")
+    expected_wake_s: Annotated[float, Field(gt=0)] = Field(
+        3, description="First guess of the time to wake from sleep, until one was measured."
+    )
+    sleep: Sleep = Sleep()
+    idle_unload_s: Annotated[float, Field(gt=0)] = Field(600, description="Unused for so long it is unloaded. Lazy.")
+    idle_sleep_s: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Unused for so long it is put to sleep; unset: only when its memory is needed. Lazy."
+    )
+    preload: bool = Field(False, description="Load it when the service starts. Lazy models only.")
+    warm_at: list[str] = Field(
+        default_factory=list,
+        description='Load it at these times: cron expressions, e.g. "30 8 * * mon-fri". Lazy models only.',
+    )
     resources: Resources = Field(Resources(), description="Resident models only; lazy ones use the pool's.")
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
 
@@ -215,6 +251,18 @@ class Pool(_Strict):
     backoff_s: Annotated[float, Field(gt=0)] = Field(
         10, description="After a failed load its model is refused this long, doubling to 32 times."
     )
+    grace_s: Annotated[float, Field(ge=0)] = Field(
+        10, description="A load that nobody waits for any more is given up after this, if another needs its memory."
+    )
+    evict: bool = Field(True, description="False: a model that finds no room is refused, and nothing goes for it.")
+    host_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Host memory of one replica for its processes and sleeping models. Unset: nothing sleeps.",
+    )
+    process_gb: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="Host memory of one running engine besides weights, counted in host_memory_gb."
+    )
+    timezone: str = Field("UTC", description="Of the models' warm_at, e.g. Asia/Shanghai.")
 
 
 class RouterSettings(_Strict):
@@ -230,6 +278,10 @@ class RouterSettings(_Strict):
     hold_s: Annotated[float, Field(ge=0)] = Field(
         120, description="How long a request waits for its lazy model to load."
     )
+    max_held: Annotated[int, Field(ge=1)] = Field(
+        1024, description="Requests that wait for a lazy model in one replica; the next is refused with 503."
+    )
+    max_held_per_model: Annotated[int, Field(ge=1)] = Field(256, description="The same, for one model.")
     loading_comment_s: Annotated[float, Field(gt=0)] = Field(
         1.0, description="A held stream gets a comment about the load this often."
     )
@@ -239,6 +291,16 @@ class RouterSettings(_Strict):
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5
     drain_s: Annotated[float, Field(ge=0)] = Field(
         600, description="On shutdown, scale-down and upgrade running streams get this long to finish."
+    )
+
+
+class Security(_Strict):
+    """Who may do what."""
+
+    admin_keys_sha256: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(
+        default_factory=list,
+        description="SHA-256 of the keys of operators, who load, unload and pin models. None: nobody may, but where"
+        " the router listens on the loopback address everybody.",
     )
 
 
@@ -260,6 +322,7 @@ class Config(_Strict):
     pool: Pool = Pool()
     routing: RoutingSettings = RoutingSettings()
     telemetry: Telemetry = Telemetry()
+    security: Security = Security()
     models: Annotated[list[Model], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -282,9 +345,28 @@ class Config(_Strict):
                 )
             if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1):
                 raise ValueError(f"{where}: resources and replicas of a lazy model are the pool's; remove them here")
+        real = [model.id for model in self.lazy if not model.fake]
+        if self.pool.host_memory_gb and not self.pool.resources.num_gpus and real:
+            raise ValueError(f"pool.host_memory_gb: vLLM sleeps on GPUs only, and the pool has none for {real[0]}")
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule(self) -> Self:
+        try:
+            ZoneInfo(self.pool.timezone)
+        except (ZoneInfoNotFoundError, ValueError):
+            raise ValueError(f"pool.timezone: {self.pool.timezone} is no time zone") from None
+        for index, model in enumerate(self.models):
+            if model.tier == "resident" and (model.preload or model.warm_at):
+                raise ValueError(f"models[{index}]: preload and warm_at are for lazy models; this one is always loaded")
+            for place, line in enumerate(model.warm_at):
+                try:
+                    CronSim(line, datetime.now())
+                except CronSimError as error:
+                    raise ValueError(f"models[{index}].warm_at[{place}]: no cron expression: {error}") from None
         return self
 
     @model_validator(mode="after")
@@ -327,6 +409,8 @@ class Config(_Strict):
             args = model.fake.model_dump()
         else:
             args = {"max_model_len": model.context, **model.engine}
+            if model.tier == "lazy" and self.sleeps(model):
+                args["enable_sleep_mode"] = True
             if "tools" in model.abilities:
                 args.setdefault("enable_auto_tool_choice", True)
             if model.tier == "lazy" and self.pool.gpu_memory_gb and "gpu_memory_utilization" not in args:
@@ -339,7 +423,12 @@ class Config(_Strict):
             env=model.engine_env,
             max_ongoing=model.max_ongoing_requests,
             load_timeout_s=model.load_timeout_s,
+            steer_timeout_s=model.sleep.timeout_s,
         )
+
+    def sleeps(self, model: Model) -> bool:
+        """Whether a lazy model is put to sleep rather than stopped."""
+        return bool(self.pool.host_memory_gb and model.sleep.level)
 
 
 def deployment_name(model: Model) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -27,13 +27,14 @@ class Refusal(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a starting engine is doing, in order. `READY` means that it has generated a token."""
+    """What an engine is doing; up to `READY` in this order. `READY` means that it has generated a token."""
 
     STANDBY = "standby"
     CONFIGURING = "configuring"
     LOADING = "loading"
     WARMING = "warming"
     READY = "ready"
+    ASLEEP = "asleep"
     STOPPED = "stopped"
 
 
@@ -43,6 +44,7 @@ class EngineSpec:
 
     `args` are the engine's own arguments (for vLLM: the fields of its command line, underscored).
     `max_ongoing` is the exact number of requests in flight; the next one is refused with 503.
+    `steer_timeout_s`: how long falling asleep, or waking, may take before the engine is ended.
     """
 
     model_id: str
@@ -52,6 +54,7 @@ class EngineSpec:
     env: dict[str, str]
     max_ongoing: int
     load_timeout_s: float = 900.0
+    steer_timeout_s: float = 60.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,6 +101,15 @@ class Engine(Protocol):
     async def drain(self, timeout_s: float) -> bool:
         """Stop admitting and wait for what is in flight. False: some of it is still running."""
 
+    async def sleep(self, level: int) -> None:
+        """Free the accelerator's memory. The engine must be closed and idle. Raises `EngineError`: end it then.
+
+        Level 1 keeps the weights in the host's memory, level 2 reads them anew at the next wake.
+        """
+
+    async def wake(self) -> None:
+        """Undo `sleep`, generate one token, and admit requests again. Raises `EngineError`: end it then."""
+
     async def stop(self, grace_s: float) -> None:
         """End the engine and return when its processes are gone and its memory with them."""
 
@@ -108,7 +120,7 @@ class Engine(Protocol):
         """Wait until the engine is gone; says why in one sentence."""
 
     def memory_bytes(self) -> int:
-        """Resident memory of all its processes; 0 once it is gone."""
+        """What all its processes take: of the GPUs where they use one, else of the host; 0 once they are gone."""
 
 
 ReportPhase = Callable[[Phase], None]
@@ -116,11 +128,16 @@ ReportPhase = Callable[[Phase], None]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServedApp:
-    """What an engine runtime gives its host: the HTTP surface, and how to know that the engine died."""
+    """What an engine runtime gives its host: the HTTP surface, and ways to know and to steer the engine.
+
+    `sleep` takes the level; `wake` returns once a token was generated.
+    """
 
     app: ASGIApp
     dead: Callable[[], bool]
     attach_server: Callable[[Any], None]
+    sleep: Callable[[int], Awaitable[None]]
+    wake: Callable[[], Awaitable[None]]
 
 
 class Runtime(Protocol):

@@ -5,6 +5,8 @@ text `fake[field=value,...]` in its last message:
 
     load_s         how long the load takes                  memory_mb    memory it really takes
     fail_load      a message: the load fails with it        hang_load    the load never ends
+    sleep_s        how long falling asleep takes            wake_s       how long waking takes
+    fail_sleep, fail_wake  a message: it fails with it      hang_sleep, hang_wake  it never ends
     ttft_s, tpot_s time to first token, per token after it  tokens       length of an answer
     text           the answer, one token a word             reasoning    text in the reasoning field
     fail_at        raise at this token (0: before any)      die_at       end the process at this token
@@ -74,15 +76,30 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
     report(Phase.CONFIGURING)
     report(Phase.LOADING)
     ballast = os.urandom(1 << 20) * script.memory_mb
-    if script.hang_load:
-        await asyncio.Event().wait()
-    await asyncio.sleep(script.load_s)
-    if script.fail_load:
-        raise RuntimeError(script.fail_load)
+    await _scripted(script.load_s, script.fail_load, hang=script.hang_load)
     report(Phase.WARMING)
     fake = _FakeServer(spec.model_id, script)
-    yield ServedApp(app=fake.app(), dead=lambda: False, attach_server=lambda server: None)
+
+    async def sleep(level: int) -> None:
+        nonlocal ballast
+        await _scripted(script.sleep_s, script.fail_sleep, hang=script.hang_sleep)
+        ballast = b""
+
+    async def wake() -> None:
+        nonlocal ballast
+        await _scripted(script.wake_s, script.fail_wake, hang=script.hang_wake)
+        ballast = os.urandom(1 << 20) * script.memory_mb
+
+    yield ServedApp(app=fake.app(), dead=lambda: False, attach_server=lambda server: None, sleep=sleep, wake=wake)
     del ballast
+
+
+async def _scripted(seconds: float, failure: str, *, hang: bool) -> None:
+    if hang:
+        await asyncio.Event().wait()
+    await asyncio.sleep(seconds)
+    if failure:
+        raise RuntimeError(failure)
 
 
 class _FakeServer:

@@ -48,6 +48,10 @@ class Gate:
         """Refuse every further request; those in flight go on."""
         self._closed = True
 
+    def open(self) -> None:
+        """Admit requests again."""
+        self._closed = False
+
     def close_if_idle(self) -> bool:
         """Close if nothing is in flight; otherwise change nothing and return False."""
         if self.in_flight:

@@ -4,9 +4,10 @@ Started by `process.EngineProcess` as `python -m serve_app.engines.host KIND`. I
 (a *standby host* stops there and waits), then obeys one JSON command a line on stdin and reports one JSON
 event a line on what was its stdout:
 
-    commands  start {spec, address, secret} · close_if_idle {number} · close {number} · stop
+    commands  start {spec, address, secret} · close_if_idle {number} · close {number}
+              sleep {number, level} · wake {number} · stop
     events    standby · phase {phase} · ready · activity {in_flight, served} (every second at least)
-              closed {number, ok, in_flight} · failed {message}
+              done {number, ok, in_flight, message} · failed {message}
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
 engine outlives its replica.
@@ -125,7 +126,7 @@ async def run(command: dict[str, Any], runtime: Runtime, commands: Commands, eve
         served.attach_server(server.server)
         serving = asyncio.create_task(server.run())
         stop = asyncio.Event()
-        _obey(commands, gate, events, stop)
+        _obey(commands, gate, events, stop, served)
         await server.started()
         # Start-up objects live as long as the engine: leave them out of every later collection.
         gc.collect()
@@ -179,17 +180,37 @@ def _listen(app: Gate, address: Address) -> _Listener:
     return _Listener(_QuietServer(config), sock)
 
 
-def _obey(commands: Commands, gate: Gate, events: Events, stop: asyncio.Event) -> None:
+def _obey(commands: Commands, gate: Gate, events: Events, stop: asyncio.Event, served: ServedApp) -> None:
     loop = asyncio.get_running_loop()
+    steering: set[asyncio.Task[None]] = set()
+
+    def done(command: dict[str, Any], ok: bool, message: str = "") -> None:
+        events.send("done", number=command["number"], ok=ok, in_flight=gate.in_flight, message=message)
+
+    async def steer(command: dict[str, Any]) -> None:
+        try:
+            if command["cmd"] == "sleep":
+                await served.sleep(command["level"])
+            else:
+                await served.wake()
+                gate.open()
+        except Exception as error:
+            traceback.print_exc()
+            done(command, ok=False, message=f"{type(error).__name__}: {error}")
+        else:
+            done(command, ok=True)
 
     def on_loop(command: dict[str, Any]) -> None:
         match command["cmd"]:
             case "close_if_idle":
-                ok = gate.close_if_idle()
-                events.send("closed", number=command["number"], ok=ok, in_flight=gate.in_flight)
+                done(command, gate.close_if_idle())
             case "close":
                 gate.close()
-                events.send("closed", number=command["number"], ok=True, in_flight=gate.in_flight)
+                done(command, ok=True)
+            case "sleep" | "wake":
+                task = asyncio.create_task(steer(command))
+                steering.add(task)
+                task.add_done_callback(steering.discard)
             case "stop":
                 gate.close()
                 stop.set()

@@ -21,12 +21,14 @@ import orjson
 import psutil
 
 from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase
+from serve_app.engines.memory import taken_by
 
 logger = logging.getLogger(__name__)
 
 _EVENT_LIMIT_BYTES = 1 << 20
 _TAIL_LINES = 200
 _KILL_WAIT_S = 10.0
+_FREED_POLL_S = 0.02
 _LAST_WORDS_S = 1.0
 # A ready host says something every second. Its event loop may be busy for a while (a huge prompt), not for this long.
 _SILENCE_S = 30.0
@@ -64,7 +66,7 @@ class StandbyHost:
         self.began = False
         self.started = asyncio.Event()
         self.exited = asyncio.Event()
-        self._closing: dict[int, asyncio.Future[bool]] = {}
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._commands = itertools.count()
         self._log = asyncio.create_task(self._read_log())
         self._events = asyncio.create_task(self._read_events())
@@ -97,22 +99,22 @@ class StandbyHost:
         with contextlib.suppress(ConnectionError, RuntimeError):
             self.process.stdin.write(orjson.dumps({"cmd": cmd, **fields}) + b"\n")
 
-    async def ask_to_close(self, cmd: str) -> bool:
-        """Send one of the closing commands; whether the host has closed. False if it is gone."""
+    async def ask(self, cmd: str, timeout_s: float = _ANSWER_S, **fields: Any) -> dict[str, Any] | None:
+        """Send a command and wait for its `done` event; None if the host is gone, or did not answer and is ended."""
         number = next(self._commands)
-        answer = self._closing[number] = asyncio.get_running_loop().create_future()
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
-            self.send(cmd, number=number)
-            await asyncio.wait_for(_first_of(answer, self.exited.wait()), _ANSWER_S)
-            return answer.done() and not answer.cancelled() and answer.result()
+            self.send(cmd, number=number, **fields)
+            await asyncio.wait_for(_first_of(answer, self.exited.wait()), timeout_s)
+            return answer.result() if answer.done() and not answer.cancelled() else None
         except TimeoutError:
             # One that does not answer serves nobody either.
-            self.failure = f"it hung: it did not answer for {_ANSWER_S:g} s"
+            self.failure = f"it hung: it did not answer to `{cmd}` for {timeout_s:g} s"
             self.kill()
             await self.exited.wait()
-            return False
+            return None
         finally:
-            del self._closing[number]
+            del self._asked[number]
 
     def kill(self) -> None:
         """End the child and everything it started. It leads a process group of its own."""
@@ -179,10 +181,10 @@ class StandbyHost:
                 self.started.set()
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
-            case "closed":
+            case "done":
                 self.in_flight = event["in_flight"]
-                if (waiting := self._closing.get(event["number"])) and not waiting.done():
-                    waiting.set_result(event["ok"])
+                if (waiting := self._asked.get(event["number"])) and not waiting.done():
+                    waiting.set_result(event)
             case "failed":
                 self.failure = event["message"]
 
@@ -295,7 +297,31 @@ class EngineProcess:
         host = self._host
         if host is None or host.phase is not Phase.READY:
             return False
-        return await host.ask_to_close(command)
+        answer = await host.ask(command)
+        return bool(answer and answer["ok"])
+
+    async def sleep(self, level: int) -> None:
+        """See `Engine.sleep`."""
+        host = self._host
+        if host is None or host.phase is not Phase.READY:
+            raise EngineError(f"{self.spec.model_id} is not running")
+        host.phase = Phase.ASLEEP
+        await self._steer(host, "sleep", level=level)
+
+    async def wake(self) -> None:
+        """See `Engine.wake`."""
+        host = self._host
+        if host is None or host.phase is not Phase.ASLEEP:
+            raise EngineError(f"{self.spec.model_id} is not asleep")
+        await self._steer(host, "wake")
+        host.phase = Phase.READY
+
+    async def _steer(self, host: StandbyHost, command: str, **fields: Any) -> None:
+        answer = await host.ask(command, self.spec.steer_timeout_s, **fields)
+        if answer is None:
+            raise EngineError(f"{self.spec.model_id}: {command} ended it: {host.cause()}")
+        if not answer["ok"]:
+            raise EngineError(f"{self.spec.model_id}: {command} failed: {answer['message']}")
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """See `Engine.stop`. The host gets `grace_s` to end by itself; then it is killed."""
@@ -308,9 +334,14 @@ class EngineProcess:
         await self._end(host)
 
     async def _end(self, host: StandbyHost) -> None:
+        processes = host.processes()
         host.kill()
         try:
-            await asyncio.wait_for(host.exited.wait(), _KILL_WAIT_S)
+            async with asyncio.timeout(_KILL_WAIT_S):
+                await host.exited.wait()
+                # An engine core that was orphaned may outlive its host for a moment, and hold the memory.
+                while taken_by([process for process in processes if process.is_running()]):  # noqa: ASYNC110 # polled
+                    await asyncio.sleep(_FREED_POLL_S)
         except TimeoutError:
             raise EngineError(f"the processes of {self.spec.model_id} cannot be ended") from None
 
@@ -326,12 +357,8 @@ class EngineProcess:
         return "it was stopped" if self._wanted_end else self._host.cause()
 
     def memory_bytes(self) -> int:
-        """See `Engine.memory_bytes`: the sum of resident set sizes (pages shared by a fork count twice)."""
-        total = 0
-        for process in self._host.processes() if self._host else []:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += process.memory_info().rss
-        return total
+        """See `Engine.memory_bytes`. Reads /proc for some milliseconds."""
+        return taken_by(self._host.processes()) if self._host else 0
 
 
 async def _first_of(*waits: Any) -> Any:

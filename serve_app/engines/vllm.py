@@ -245,9 +245,43 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
         def attach_server(server: Any) -> None:
             app.state.server = server
 
-        yield ServedApp(app=app, dead=lambda: bool(engine.errored), attach_server=attach_server)
+        sleeper = _Sleeper(engine, generates="generate" in tasks)
+        yield ServedApp(
+            app=app,
+            dead=lambda: bool(engine.errored),
+            attach_server=attach_server,
+            sleep=sleeper.sleep,
+            wake=sleeper.wake,
+        )
     finally:
         engine.shutdown(timeout=0)
+
+
+class _Sleeper:
+    """vLLM's sleep mode: https://docs.vllm.ai/en/latest/features/sleep_mode.html"""
+
+    def __init__(self, engine: Any, *, generates: bool) -> None:
+        self._engine = engine
+        self._generates = generates
+        self._level = 0
+
+    async def sleep(self, level: int) -> None:
+        if not self._engine.model_config.enable_sleep_mode:
+            raise ValueError("the engine was started without enable_sleep_mode")
+        self._level = level
+        await self._engine.sleep(level)
+
+    async def wake(self) -> None:
+        if self._level == 2:
+            # The weights are gone: their memory first, then their values, then room for the KV cache.
+            await self._engine.wake_up(["weights"])
+            await self._engine.collective_rpc("reload_weights")
+            await self._engine.wake_up(["kv_cache"])
+        else:
+            await self._engine.wake_up()
+        # What the cache held is lost with its memory.
+        await self._engine.reset_prefix_cache()
+        await _warm_up(self._engine, generates=self._generates)
 
 
 async def _warm_up(engine: Any, *, generates: bool) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app import log
-from serve_app.config import Config
+from serve_app.config import Config, Model
 from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
+from serve_app.residency.events import LazyModel, Limits, Order
 from serve_app.residency.manager import Refused, ResidencyManager
-from serve_app.residency.events import LazyModel, Limits
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class PoolPlan:
     specs: Mapping[str, EngineSpec]
     models: Mapping[str, LazyModel]
     limits: Limits
-    expected_load_s: Mapping[str, float]
+    sleep_levels: Mapping[str, int]
     host: str
     log_level: str
     standby: bool
@@ -51,6 +51,13 @@ def pool_plan(config: Config) -> PoolPlan:
                 memory_bytes=int(model.memory_gb * _GB),
                 priority=model.priority,
                 idle_unload_s=model.idle_unload_s,
+                sleeps=config.sleeps(model),
+                asleep_bytes=int(model.sleep.gpu_gb * _GB),
+                host_bytes=int(_asleep_gb(model) * _GB),
+                process_bytes=int(config.pool.process_gb * _GB),
+                load_s=model.expected_load_s,
+                wake_s=model.expected_wake_s,
+                idle_sleep_s=model.idle_sleep_s,
             )
             for model in config.lazy
         },
@@ -59,13 +66,22 @@ def pool_plan(config: Config) -> PoolPlan:
             min_residency_s=config.pool.min_residency_s,
             ageing_s=config.pool.ageing_s,
             backoff_s=config.pool.backoff_s,
+            host_bytes=int((config.pool.host_memory_gb or 0) * _GB),
+            grace_s=config.pool.grace_s,
+            evicts=config.pool.evict,
         ),
-        expected_load_s={model.id: model.expected_load_s for model in config.lazy},
+        sleep_levels={model.id: model.sleep.level for model in config.lazy},
         host=config.engine_host,
         log_level=config.log_level,
         standby=config.pool.standby and any(spec.kind == "vllm" for spec in specs.values()),
         drain_s=config.router.drain_s,
     )
+
+
+def _asleep_gb(model: Model) -> float:
+    if model.sleep.level == 2:
+        return 0.0
+    return model.memory_gb if model.sleep.host_gb is None else model.sleep.host_gb
 
 
 class LazyPool:
@@ -78,7 +94,7 @@ class LazyPool:
         host = engine_host(plan.host)
         self._ports = {model_id: reserve_port(host) for model_id in plan.specs}
         self._standby = StandbyKeeper("vllm", plan.log_level) if plan.standby else None
-        self._manager = ResidencyManager(plan.models, plan.limits, self._new_engine, plan.expected_load_s)
+        self._manager = ResidencyManager(plan.models, plan.limits, self._new_engine, sleep_levels=plan.sleep_levels)
         self._manager.start()
 
     def _new_engine(self, model_id: str) -> EngineProcess:
@@ -87,9 +103,11 @@ class LazyPool:
         address, _ = self._ports[model_id]
         return EngineProcess(spec, address, secret=self._secret, log_level=self._plan.log_level, standby=standby)
 
-    async def acquire(self, model_id: str) -> dict[str, Any]:
+    async def acquire(self, model_id: str, **choice: Any) -> dict[str, Any]:
         """Wait until the model is awake on this replica; loads it if need be.
 
+        `choice` is for the choice of the replica (`TableRouter`): `memory_bytes` that the model takes, replicas to
+        `avoid`, or the `only` one to ask.
         Returns `{"target": {...}}`, `{"pending": true}` (ask again), or `{"refused": {code, reason, retry_after_s}}`:
         an answer rather than an exception, because Ray would wrap that in a traceback.
         """
@@ -99,10 +117,17 @@ class LazyPool:
             return {"pending": True}
         except Refused as refused:
             self._refill()
-            reason = {"code": refused.code, "reason": str(refused), "retry_after_s": refused.retry_after_s}
-            return {"refused": reason}
+            return {"refused": _reason(refused)}
         self._refill()
         return {"target": {"replica_id": _own_replica_id(), "url": engine.address.url, "secret": self._secret}}
+
+    async def order(self, model_id: str, order: str, **choice: Any) -> dict[str, Any]:
+        """Have an operator's order carried out; returns `{}` or `{"refused": …}` as `acquire` does."""
+        try:
+            self._manager.order(model_id, Order(order))
+        except Refused as refused:
+            return {"refused": _reason(refused)}
+        return {}
 
     def _refill(self) -> None:
         if self._standby:
@@ -124,7 +149,12 @@ class LazyPool:
             model_id: PublishedModel(**dataclasses.asdict(status))
             for model_id, status in self._manager.status().items()
         }
-        return published(models, moving=self._manager.moving())
+        return published(
+            models,
+            moving=self._manager.moving(),
+            used_bytes=self._manager.used_bytes(),
+            limit_bytes=self._plan.limits.memory_bytes,
+        )
 
     async def check_health(self) -> None:
         """Serve's hook: an exception has the replica replaced."""
@@ -136,6 +166,10 @@ class LazyPool:
         await self._manager.close(self._plan.drain_s)
         if self._standby:
             self._standby.close()
+
+
+def _reason(refused: Refused) -> dict[str, Any]:
+    return {"code": refused.code, "reason": str(refused), "retry_after_s": refused.retry_after_s}
 
 
 class StandbyKeeper:

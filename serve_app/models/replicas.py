@@ -7,6 +7,7 @@ here as a plain table. So a replica is picked from data at hand, with no RPC per
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -22,8 +23,13 @@ class PublishedModel:
     progress: float = 0.0
     in_flight: int = 0
     expected_load_s: float = 0.0
+    expected_wake_s: float = 0.0
     loads: int = 0
+    wakes: int = 0
     failure: str = ""
+    place: int = 0
+    memory_bytes: int = 0
+    pinned: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class Replica:
     secret: str
     models: Mapping[str, PublishedModel]
     moving: bool
+    used_bytes: int = 0
+    limit_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,9 +59,16 @@ def metadata(urls: Mapping[str, str], secret: str) -> dict[str, Any]:
     return {"urls": dict(urls), "secret": secret}
 
 
-def published(models: Mapping[str, PublishedModel], *, moving: bool) -> dict[str, Any]:
-    """What a replica publishes again and again (`record_routing_stats`)."""
-    return {"models": {name: dataclasses.asdict(model) for name, model in models.items()}, "moving": moving}
+def published(
+    models: Mapping[str, PublishedModel], *, moving: bool, used_bytes: int = 0, limit_bytes: int = 0
+) -> dict[str, Any]:
+    """What a replica publishes again and again (`record_routing_stats`). Models that are not up may be missing."""
+    return {
+        "models": {name: dataclasses.asdict(model) for name, model in models.items()},
+        "moving": moving,
+        "used_bytes": used_bytes,
+        "limit_bytes": limit_bytes,
+    }
 
 
 def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, Any]) -> Replica:
@@ -67,11 +82,30 @@ def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, A
         secret=meta.get("secret", ""),
         models={name: _known(fields) for name, fields in stats.get("models", {}).items()},
         moving=stats.get("moving", True),
+        used_bytes=stats.get("used_bytes", 0),
+        limit_bytes=stats.get("limit_bytes", 0),
     )
 
 
 def _known(fields: Mapping[str, Any]) -> PublishedModel:
     return PublishedModel(**{name: value for name, value in fields.items() if name in PublishedModel.__slots__})
+
+
+# Awake costs nothing, a load under way is joined, a sleeping one wakes in a second or two.
+_STATES = {"awake": 0, "loading": 1, "waking": 1, "asleep": 2, "falling_asleep": 2}
+_WITH_ROOM, _MUST_EVICT, _FAILED = 3, 4, 5
+
+
+def rank_for_load(model: str, replica_id: str, stats: Mapping[str, Any], memory_bytes: int) -> tuple[int, int]:
+    """How well a replica could serve a model that must come up; the lowest is asked. Pure.
+
+    Equal ones are ordered by a hash of both names (rendezvous hashing), so that Routers that cannot see each other
+    send a burst for a new model to one replica, and different models to different ones.
+    """
+    state = str(stats.get("models", {}).get(model, {}).get("state", "stopped"))
+    free = stats.get("limit_bytes", 0) - stats.get("used_bytes", 0)
+    rank = _FAILED if state == "failed" else _STATES.get(state, _WITH_ROOM if memory_bytes <= free else _MUST_EVICT)
+    return rank, zlib.crc32(f"{model}\n{replica_id}".encode())
 
 
 def choose(targets: Iterable[Target], load: Callable[[str], int], tried: Collection[str]) -> Target | None:

@@ -10,9 +10,6 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 # with a table of its own that nobody reads. A module is found again by its name.
 from serve_app.models import replicas as table
 
-# Awake costs nothing, a load under way is joined; anything else must be loaded.
-_RANKS = {"awake": 0, "loading": 1}
-
 
 class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
     """One deployment's table in this process, and the choice of the replica that a control call goes to."""
@@ -35,10 +32,16 @@ class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Rank the replicas for one control call; its first argument is the model's id."""
-        model = pending_request.args[0] if pending_request and pending_request.args else None
-        ranks: dict[int, list[RunningReplica]] = {}
-        for replica in candidate_replicas:
-            state = replica.routing_stats.get("models", {}).get(model, {}).get("state")
-            ranks.setdefault(_RANKS.get(str(state), len(_RANKS)), []).append(replica)
-        return [ranks[rank] for rank in sorted(ranks)]
+        """Rank the replicas for one control call. Its arguments: see `LazyPool.acquire`."""
+        call = pending_request.kwargs if pending_request else {}
+        model = str(pending_request.args[0]) if pending_request and pending_request.args else ""
+        only, avoid = call.get("only"), call.get("avoid", ())
+        ranked = sorted(
+            (
+                (table.rank_for_load(model, name, replica.routing_stats, call.get("memory_bytes", 0)), replica)
+                for replica in candidate_replicas
+                if (name := replica.replica_id.unique_id) not in avoid and only in (None, name)
+            ),
+            key=lambda pair: pair[0],
+        )
+        return [[replica] for _, replica in ranked]

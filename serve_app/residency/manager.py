@@ -1,8 +1,9 @@
 """Carries out what the policy decides: one task owns the state, loads and unloads run beside it.
 
 Everything that happens becomes an event in one queue; nothing is locked and nothing is awaited while the
-state changes. An unload is done when the engine's processes are gone; one that cannot be ended makes the
-replica unhealthy, so that Serve replaces it.
+state changes. Each step has a deadline and a next one: an engine that does not fall asleep is stopped, one that
+does not wake or stop is killed, and one that cannot be killed makes the replica unhealthy, so that Serve
+replaces it. An unload is done when the engine's processes are gone and its memory with them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from serve_app.engines.base import Engine, EngineError, Phase
 from serve_app.residency import events
-from serve_app.residency.events import LazyModel, Limits, Stage
+from serve_app.residency.events import LazyModel, Limits, Order, Stage
 from serve_app.residency.policy import Residency
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ _STUCK_S = 5.0
 _STOP_GRACE_S = 5.0
 _DRAIN_LIMIT_S = 3600.0
 _RETRY_AFTER_S = 2.0
+_STEERED = (Stage.UNLOADING, Stage.FALLING_ASLEEP, Stage.WAKING)
 
 
 class Refused(Exception):
@@ -39,17 +41,23 @@ class Refused(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it loads.
+    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it comes up.
 
-    `loads` counts the loads that were begun since the replica started.
+    `expected_load_s` is that of a whole load, `expected_wake_s` that from where it is now. `loads` and `wakes` count
+    those that were begun since the replica started. `place`: in the queue for memory, from 1; 0: it does not wait.
     """
 
     state: str
     progress: float
     in_flight: int
     expected_load_s: float
+    expected_wake_s: float
     loads: int
+    wakes: int
     failure: str
+    place: int
+    memory_bytes: int
+    pinned: bool
 
 
 class ResidencyManager:
@@ -60,16 +68,19 @@ class ResidencyManager:
         models: Mapping[str, LazyModel],
         limits: Limits,
         new_engine: Callable[[str], Engine],
-        expected_load_s: Mapping[str, float],
         *,
+        sleep_levels: Mapping[str, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = Residency(models.values(), limits)
         self._new_engine = new_engine
         self._clock = clock
-        self._expected_load_s = dict(expected_load_s)
-        self._load_began: dict[str, float] = {}
+        self._models = dict(models)
+        self._sleep_levels = dict(sleep_levels or {})
+        self._began: dict[str, float] = {}
         self._loads: Counter[str] = Counter()
+        self._wakes: Counter[str] = Counter()
+        self._loading: dict[str, asyncio.Task[None]] = {}
         self._engines: dict[str, Engine] = {}
         self._waiters: defaultdict[str, set[asyncio.Future[Engine]]] = defaultdict(set)
         self._events: asyncio.Queue[events.Event] = asyncio.Queue()
@@ -79,6 +90,8 @@ class ResidencyManager:
         self._stuck_engine: str | None = None
         self._closing = False
         self._reported: dict[str, tuple[int, int]] = {}
+        # What an engine had served when it last came up; the policy counts from there.
+        self._served_before: Counter[str] = Counter()
 
     def start(self) -> None:
         """Begin to work, in the running event loop."""
@@ -103,9 +116,7 @@ class ResidencyManager:
         """Wait until the model is awake; loads it if need be. Raises `Refused`."""
         if self._closing:
             raise _closing()
-        if model not in self._expected_load_s:
-            # A Router of another version of the configuration; it must not end the loop.
-            raise Refused("unknown_model", "this pool does not have it", _RETRY_AFTER_S)
+        self._check_known(model)
         waiter: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._waiters[model].add(waiter)
         self._events.put_nowait(events.Wanted(model))
@@ -115,6 +126,18 @@ class ResidencyManager:
             if waiter.cancelled():
                 self._waiters[model].discard(waiter)
                 self._events.put_nowait(events.Unwanted(model))
+
+    def order(self, model: str, order: Order) -> None:
+        """Have an operator's order carried out, as far as it goes. Raises `Refused` where the model cannot be had."""
+        self._check_known(model)
+        if order in (Order.LOAD, Order.PIN) and (refusal := self._policy.refusal(model, self._clock())):
+            raise Refused(refusal.code, refusal.reason, refusal.retry_after_s)
+        self._events.put_nowait(events.Ordered(model, order))
+
+    def _check_known(self, model: str) -> None:
+        if model not in self._models:
+            # A Router of another version of the configuration; it must not end the loop.
+            raise Refused("unknown_model", "this pool does not have it", _RETRY_AFTER_S)
 
     def moving(self) -> bool:
         """Whether the load path moves: the loop turns and no engine resists being ended."""
@@ -128,27 +151,42 @@ class ResidencyManager:
             return "the residency loop is stuck"
         return None
 
+    def used_bytes(self) -> int:
+        """Memory of all models that are not stopped."""
+        return self._policy.used_bytes()
+
     def status(self) -> dict[str, ModelStatus]:
-        """Every model as it is now."""
+        """Every model that is more than configured: it is up, was up, or is waited for."""
         now = self._clock()
-        found = {}
-        for model in self._expected_load_s:
-            stage = self._policy.stage(model)
-            failure = self._policy.failure(model)
-            expected = self._expected_load_s[model]
-            engine = self._engines.get(model)
-            progress = 0.0
-            if stage is Stage.LOADING:
-                progress = min(0.99, (now - self._load_began.get(model, now)) / max(expected, 0.001))
-            found[model] = ModelStatus(
-                state="failed" if failure and stage is Stage.STOPPED else stage.value,
-                progress=round(progress, 2),
-                in_flight=engine.in_flight if engine else 0,
-                expected_load_s=round(expected, 1),
-                loads=self._loads[model],
-                failure=failure,
-            )
-        return found
+        places = {model: place for place, model in enumerate(self._policy.places(now), start=1)}
+        interesting = (
+            model
+            for model in self._models
+            if self._loads[model] or model in places or self._policy.stage(model) is not Stage.STOPPED
+        )
+        return {model: self._status(model, places.get(model, 0), now) for model in interesting}
+
+    def _status(self, model: str, place: int, now: float) -> ModelStatus:
+        stage = self._policy.stage(model)
+        failure = self._policy.failure(model)
+        expected = self._policy.expected_s(model)
+        engine = self._engines.get(model)
+        progress = 0.0
+        if stage in (Stage.LOADING, Stage.WAKING):
+            progress = min(0.99, (now - self._began.get(model, now)) / max(expected, 0.001))
+        return ModelStatus(
+            state="failed" if failure and stage is Stage.STOPPED else stage.value,
+            progress=round(progress, 2),
+            in_flight=engine.in_flight if engine else 0,
+            expected_load_s=round(self._policy.load_s(model), 1),
+            expected_wake_s=round(expected * (1 - progress), 1),
+            loads=self._loads[model],
+            wakes=self._wakes[model],
+            failure=failure,
+            place=place,
+            memory_bytes=self._policy.memory_bytes(model),
+            pinned=self._policy.pinned(model),
+        )
 
     async def _run(self) -> None:
         while True:
@@ -159,7 +197,7 @@ class ResidencyManager:
                 event = events.Tick()
             self._take(event)
             match event:
-                case events.Died(model) if self._policy.stage(model) is not Stage.UNLOADING:
+                case events.Died(model) if self._policy.stage(model) not in _STEERED:
                     self._engines.pop(model, None)
                 case events.StillBusy(model):
                     # What was reported during the unload was not heard.
@@ -168,7 +206,8 @@ class ResidencyManager:
                 activity = (engine.in_flight, engine.served)
                 if activity != self._reported.get(model):
                     self._reported[model] = activity
-                    self._take(events.Activity(model, engine.in_flight, engine.in_flight + engine.served))
+                    arrived = engine.in_flight + engine.served - self._served_before[model]
+                    self._take(events.Activity(model, engine.in_flight, arrived))
 
     def _take(self, event: events.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
@@ -177,7 +216,16 @@ class ResidencyManager:
     def _carry_out(self, action: events.Action) -> None:
         match action:
             case events.Load(model):
-                self._spawn(self._load(model))
+                self._loading[model] = self._spawn(self._load(model))
+            case events.Abandon(model):
+                if loading := self._loading.get(model):
+                    loading.cancel()
+                else:
+                    self._spawn(self._unload(model, drain=True))  # it has come up just now
+            case events.Sleep(model, drain):
+                self._spawn(self._sleep(model, drain))
+            case events.Wake(model):
+                self._spawn(self._wake(model))
             case events.Unload(model, drain):
                 self._spawn(self._unload(model, drain))
             case events.Grant(model):
@@ -190,18 +238,25 @@ class ResidencyManager:
     def _take_waiters(self, model: str) -> list[asyncio.Future[Engine]]:
         return [waiter for waiter in self._waiters.pop(model, ()) if not waiter.done()]
 
-    def _spawn(self, effect: Coroutine[None, None, None]) -> None:
+    def _spawn(self, effect: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(effect)
         self._effects.add(task)
         task.add_done_callback(self._effects.discard)
+        return task
 
     async def _load(self, model: str) -> None:
-        began = self._load_began[model] = self._clock()
+        began = self._began[model] = self._clock()
         self._loads[model] += 1
         logger.info("loading %s", model)
         try:
             engine = self._engines[model] = self._new_engine(model)
             await engine.start()
+        except asyncio.CancelledError:
+            # Nobody wants it any more, and its processes have ended: `start` sees to that.
+            self._engines.pop(model, None)
+            logger.info("gave up loading %s", model)
+            self._events.put_nowait(events.Unloaded(model))
+            return
         except EngineError as error:
             self._engines.pop(model, None)
             logger.error("%s", error)
@@ -212,38 +267,86 @@ class ResidencyManager:
             logger.exception("loading %s failed", model)
             self._events.put_nowait(events.LoadFailed(model, f"{type(error).__name__}: {error}"))
             return
-        self._expected_load_s[model] = self._clock() - began
+        finally:
+            self._loading.pop(model, None)
+        seconds = self._clock() - began
+        self._served_before[model] = 0
         self._reported[model] = (0, 0)
-        self._events.put_nowait(events.Loaded(model))
+        memory = await asyncio.to_thread(engine.memory_bytes)
+        logger.info("%s is awake after %.1f s, with %.2f GB", model, seconds, memory / 1e9)
+        self._events.put_nowait(events.Loaded(model, seconds, memory))
         self._spawn(self._mourn(model, engine))
 
     async def _mourn(self, model: str, engine: Engine) -> None:
         """Report an engine that ends without having been told to."""
         reason = await engine.wait_exit()
-        # An unload reports the end itself, unless it found a request and gave up just before.
-        while self._engines.get(model) is engine and self._policy.stage(model) is Stage.UNLOADING:  # noqa: ASYNC110 # rare, and short
+        # What steers an engine reports its end itself, unless it found a request and gave up just before.
+        while self._engines.get(model) is engine and self._policy.stage(model) in _STEERED:  # noqa: ASYNC110 # short
             await asyncio.sleep(_TICK_S)
         if self._engines.get(model) is engine:
             logger.error("%s has died: %s", model, reason)
             # It is kept until the policy knows: what is decided meanwhile still finds it.
             self._events.put_nowait(events.Died(model, reason))
 
+    async def _sleep(self, model: str, drain: bool) -> None:
+        engine = self._engines[model]
+        if not await self._closed(model, engine, drain):
+            return
+        logger.info("putting %s to sleep", model)
+        try:
+            await engine.sleep(self._sleep_levels.get(model, 1))
+        except EngineError as error:
+            logger.error("%s", error)
+            self._events.put_nowait(events.SleepFailed(model))
+            return
+        self._events.put_nowait(events.Slept(model))
+
+    async def _wake(self, model: str) -> None:
+        engine = self._engines[model]
+        began = self._began[model] = self._clock()
+        self._wakes[model] += 1
+        logger.info("waking %s", model)
+        try:
+            await engine.wake()
+        except EngineError as error:
+            logger.error("%s", error)
+            if await self._end(model, engine):
+                self._events.put_nowait(events.WakeFailed(model, str(error)))
+            return
+        seconds = self._clock() - began
+        self._served_before[model] = engine.served
+        self._reported[model] = (0, engine.served)
+        logger.info("%s is awake after %.1f s", model, seconds)
+        self._events.put_nowait(events.Woken(model, seconds))
+
     async def _unload(self, model: str, drain: bool) -> None:
         engine = self._engines[model]
+        # One that sleeps, or could not be put to sleep, has let nobody in since.
+        if engine.phase is Phase.READY and not await self._closed(model, engine, drain):
+            return
+        logger.info("unloading %s", model)
+        if await self._end(model, engine):
+            self._events.put_nowait(events.Unloaded(model))
+
+    async def _closed(self, model: str, engine: Engine, drain: bool) -> bool:
+        """Have the engine take no more requests. False: it is in use, and goes on."""
         if drain:
             await engine.drain(_DRAIN_LIMIT_S)
         elif not await engine.close_if_idle() and engine.phase is not Phase.STOPPED:
             self._events.put_nowait(events.StillBusy(model))
-            return
-        logger.info("unloading %s", model)
+            return False
+        return True
+
+    async def _end(self, model: str, engine: Engine) -> bool:
+        """End the engine and all its memory. False: it cannot be ended, and this replica must go."""
         try:
             await engine.stop(_STOP_GRACE_S)
         except Exception:
-            logger.exception("%s could not be unloaded", model)
+            logger.exception("%s could not be ended", model)
             self._stuck_engine = model
-            return
-        del self._engines[model]
-        self._events.put_nowait(events.Unloaded(model))
+            return False
+        self._engines.pop(model, None)
+        return True
 
 
 def _closing() -> Refused:

@@ -170,6 +170,10 @@ class Residency:
                 return slot.wake_s
         return slot.load_s
 
+    def load_s(self, model: str) -> float:
+        """How long a load takes, by the configuration or as it was of late."""
+        return self._slots[model].load_s
+
     def used_bytes(self) -> int:
         """Accelerator memory of all models that are not stopped."""
         return sum(slot.memory() for slot in self._up.values())
@@ -217,14 +221,16 @@ class Residency:
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
                 return self._active(self._slots[model], in_flight, arrived, now)
+            case Loaded(model) | Woken(model) if self._slots[model].stage not in _RISING:
+                return []  # it came up just when it was given up
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
-                slot.load_s = _recent(slot.load_s, seconds)
+                slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
                 slot.bytes = max(slot.bytes, memory_bytes)
                 return self._risen(slot, now)
             case Woken(model, seconds):
                 slot = self._slots[model]
-                slot.wake_s = _recent(slot.wake_s, seconds)
+                slot.wake_s = _recent(slot.wake_s, seconds, guessed=slot.wake_s == slot.model.wake_s)
                 return self._risen(slot, now)
             case LoadFailed(model, reason):
                 return self._failed(self._slots[model], reason, now)
@@ -580,6 +586,8 @@ def _fewest(candidates: Iterable[_Slot], missing: int, frees: Callable[[_Slot], 
     return chosen
 
 
-def _recent(before: float, seconds: float) -> float:
-    """Half the last measurement, half what was known; as it was where nothing was measured."""
-    return (before + seconds) / 2 if seconds > 0 else before
+def _recent(before: float, seconds: float, *, guessed: bool) -> float:
+    """The first measurement, later half the last one and half what was known; as it was where nothing was measured."""
+    if seconds <= 0:
+        return before
+    return seconds if guessed else (before + seconds) / 2

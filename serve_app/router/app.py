@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Mapping
@@ -19,7 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 from serve_app.catalog import AUTO, catalog_of
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, model_not_found, unavailable
-from serve_app.router.cold import Acquire
+from serve_app.router.admin import Admin
+from serve_app.router.cold import PoolCalls
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet, FleetView
@@ -27,6 +29,7 @@ from serve_app.router.generate import PATHS, Generate, request_id
 from serve_app.router.preview import Preview
 from serve_app.router.relay import Relay
 from serve_app.router.reply import retry_after
+from serve_app.router.schedule import Schedule
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
@@ -52,7 +55,7 @@ class RouterApp:
         self,
         config: Config,
         deployments: Mapping[str, str],
-        acquire: Acquire,
+        pool: PoolCalls,
         identity: str,
         *,
         meter: Meter = no_meter,
@@ -62,7 +65,8 @@ class RouterApp:
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
-        self.fleet = Fleet(self._catalog, deployments, acquire, self._relay, warm_s=config.pool.ageing_s / 2)
+        self.fleet = Fleet(self._catalog, deployments, pool, self._relay, warm_s=config.pool.ageing_s / 2)
+        self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
         self._open = 0
         policy = policy_of(self._catalog, config.routing)
@@ -80,6 +84,7 @@ class RouterApp:
             routes=[
                 *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
+                Route("/v1/router/models/{name:path}/{order}", Admin(config, self._catalog, self.fleet), methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/health", self.health),
@@ -107,15 +112,19 @@ class RouterApp:
             self._open -= 1
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
+        schedule: asyncio.Task[None] | None = None
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
+                if schedule:
+                    schedule.cancel()
                 await self._decider.close()
                 await self._relay.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             if self._front_door:
                 await self._decider.start()
+                schedule = asyncio.create_task(self._schedule.run())
             await send({"type": "lifespan.startup.complete"})
 
     async def _ask_default(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -174,9 +183,13 @@ class RouterApp:
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,
-            "expected_wake_s": round(status.expected_load_s * (1 - status.progress), 1) if waking else 0,
+            "place": status.place,
+            "expected_wake_s": status.expected_wake_s if waking else 0,
             "load_s": status.expected_load_s,
+            "memory_bytes": status.memory_bytes,
+            "pinned": status.pinned,
             "loads": status.loads,
+            "wakes": status.wakes,
             "failure": status.failure or None,
         }
 

@@ -6,15 +6,23 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
+from typing import Any, Protocol
 
 from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import Target
 
 logger = logging.getLogger(__name__)
 
-Acquire = Callable[[str], Awaitable[dict[str, Any]]]
+
+class PoolCalls(Protocol):
+    """What a Router asks of the pool; the answers are those of `LazyPool`'s methods of the same names."""
+
+    async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
+        """Have the model awake on a replica that is none of those to `avoid`."""
+
+    async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
+        """Have an operator's order carried out, by `only` this replica or by the one that is best for it."""
 
 
 # After a fault of Serve's own (the pool's replica died, none can be placed) ask again, while somebody waits.
@@ -28,11 +36,19 @@ class ColdStarts:
     begun goes on when its clients have left, but a wait for room ends with them.
     """
 
-    def __init__(self, acquire: Acquire) -> None:
-        self._acquire = acquire
+    def __init__(self, pool: PoolCalls) -> None:
+        self._pool = pool
         self._calls: dict[str, asyncio.Task[Target]] = {}
         self._waiting: Counter[str] = Counter()
         self._last: dict[str, Target] = {}
+
+    def waiting(self, model: str) -> int:
+        """How many requests wait for the model here."""
+        return self._waiting[model]
+
+    def all_waiting(self) -> int:
+        """How many requests wait for any model here."""
+        return self._waiting.total()
 
     def last(self, model: str) -> Target | None:
         """Where the model was found awake last; published states may be a second behind this."""
@@ -67,21 +83,22 @@ class ColdStarts:
     async def _wake(self, model: str) -> Target:
         while True:
             try:
-                answer = await self._acquire(model)
+                answer = await self._pool.acquire(model)
             except (Exception, asyncio.CancelledError) as error:
                 # Nobody here cancels the call: when it is cancelled, its replica is going.
                 logger.warning("the pool did not answer for %s: %s", model, type(error).__name__)
                 await asyncio.sleep(_ASK_AGAIN_S)
                 answer = {"pending": True}
             if refused := answer.get("refused"):
-                raise _refusal(model, refused)
+                raise refusal(model, refused)
             if target := answer.get("target"):
                 return Target(**target)
             if not self._waiting[model]:
                 raise unavailable(f"{model} is not waited for any more.", code="abandoned", retry_after_s=1)
 
 
-def _refusal(model: str, refused: dict[str, Any]) -> ApiError:
+def refusal(model: str, refused: dict[str, Any]) -> ApiError:
+    """What a client is told of a pool's `refused`."""
     return unavailable(
         f"{model} is not available: {refused['reason']}.",
         code=refused["code"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Any
 
 import ray
@@ -14,10 +15,13 @@ from starlette.types import ASGIApp
 from serve_app import log
 from serve_app.config import Config
 from serve_app.router.app import RouterApp
+from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
 from serve_app.telemetry.ray_metrics import decision_meter
 
 logger = logging.getLogger(__name__)
+
+_ORDER_TIMEOUT_S = 30.0
 
 _ingress_app: RouterApp | None = None
 
@@ -40,7 +44,7 @@ class Router:
     ) -> None:
         config = Config.model_validate(config_args)
         log.configure(config.log_level)
-        self._pool = pool[1] if pool else None
+        calls: PoolCalls = ServePool(pool[1], config) if pool else NoPool()
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
         if pool:
             deployments |= {model.id: pool[0] for model in config.lazy}
@@ -49,27 +53,15 @@ class Router:
         meter = decision_meter()
 
         def new_app(*, front_door: bool = True) -> RouterApp:
-            return RouterApp(config, deployments, self._acquire, identity, meter=meter, front_door=front_door)
+            return RouterApp(config, deployments, calls, identity, meter=meter, front_door=front_door)
 
         self._listener = Listener(config.router, new_app, identity)
         global _ingress_app
         _ingress_app = new_app(front_door=False)
-        self._opening = asyncio.create_task(self._open_ways(residents, config.lazy[0].id if pool else ""))
+        handles = [(handle, model_id) for model_id, (_, handle) in residents.items()]
+        last = [(pool[1], config.lazy[0].id)] if pool else []
+        self._opening = asyncio.create_task(_open_ways(handles, last))
         self._listener.start()
-
-    async def _open_ways(self, residents: dict[str, tuple[str, DeploymentHandle]], lazy_id: str) -> None:
-        """Have Serve open the way to every deployment; from then on it keeps our tables of replicas true.
-
-        The pool comes last: it begins with its standby engine then, and does not slow the residents' start.
-        """
-        await asyncio.gather(*(_describe(handle, model_id) for model_id, (_, handle) in residents.items()))
-        if self._pool:
-            await _describe(self._pool, lazy_id)
-
-    async def _acquire(self, model_id: str) -> dict[str, Any]:
-        assert self._pool, "only lazy models are acquired, and they have a pool"
-        answer: dict[str, Any] = await self._pool.acquire.remote(model_id)
-        return answer
 
     async def check_health(self) -> None:
         """Serve's hook: a Router whose front door is shut is replaced."""
@@ -81,8 +73,51 @@ class Router:
         await self._listener.stop()
 
 
+async def _open_ways(
+    handles: list[tuple[DeploymentHandle, str]], last: list[tuple[DeploymentHandle, str]]
+) -> None:
+    """Have Serve open the way to every deployment; from then on it keeps our tables of replicas true.
+
+    The pool comes last: it begins with its standby engine then, and does not slow the residents' start.
+    """
+    await asyncio.gather(*(_describe(handle, model_id) for handle, model_id in handles))
+    await asyncio.gather(*(_describe(handle, model_id) for handle, model_id in last))
+
+
 async def _describe(handle: DeploymentHandle, model_id: str) -> None:
     try:
         await handle.describe.remote(model_id)
     except Exception as error:
         logger.warning("%s did not answer yet: %s", model_id, type(error).__name__)
+
+
+class ServePool:
+    """The pool behind a handle of Serve's; see `PoolCalls`."""
+
+    def __init__(self, handle: DeploymentHandle, config: Config) -> None:
+        self._handle = handle
+        self._memory_bytes = {model.id: int(model.memory_gb * 1e9) for model in config.lazy}
+
+    async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
+        """See `PoolCalls`."""
+        call = self._handle.acquire.remote(model, memory_bytes=self._memory_bytes[model], avoid=tuple(avoid))
+        answer: dict[str, Any] = await call
+        return answer
+
+    async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
+        """See `PoolCalls`."""
+        call = self._handle.order.remote(model, order, memory_bytes=self._memory_bytes[model], only=only)
+        answer: dict[str, Any] = await asyncio.wait_for(call, _ORDER_TIMEOUT_S)
+        return answer
+
+
+class NoPool:
+    """For a configuration without lazy models: nobody asks."""
+
+    async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
+        """See `PoolCalls`."""
+        raise AssertionError("only lazy models are acquired, and they have a pool")
+
+    async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
+        """See `PoolCalls`."""
+        raise AssertionError("only lazy models take orders, and they have a pool")

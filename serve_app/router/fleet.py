@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -10,12 +11,20 @@ from typing import Any
 from serve_app.catalog import Catalog
 from serve_app.config import Model
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
-from serve_app.router.cold import Acquire, ColdStarts
+from serve_app.residency.events import Order
+from serve_app.router.cold import ColdStarts, PoolCalls, refusal
 from serve_app.router.relay import Relay
 from serve_app.routing.policy import ModelState
 
+logger = logging.getLogger(__name__)
+
 # Of several replicas' states of one model the first in this order is the model's.
-_STATE_RANKS = {"awake": 0, "loading": 1, "unloading": 2, "failed": 3, "stopped": 4}
+_STATE_RANKS = {
+    state: rank
+    for rank, state in enumerate(
+        ("awake", "waking", "loading", "asleep", "falling_asleep", "unloading", "failed", "stopped")
+    )
+}
 _PROBE_TIMEOUT_S = 2.0
 _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
@@ -36,7 +45,7 @@ class FleetView(Mapping[str, ModelState]):
         if self._fleet.target(model):
             return ModelState(awake=True)
         status = self._fleet.status(model)
-        return ModelState(awake=False, wake_s=status.expected_load_s * (1 - status.progress))
+        return ModelState(awake=False, wake_s=status.expected_wake_s)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._models)
@@ -56,7 +65,7 @@ class Fleet:
         self,
         catalog: Catalog,
         deployments: Mapping[str, str],
-        acquire: Acquire,
+        pool: PoolCalls,
         relay: Relay,
         *,
         warm_s: float = 30.0,
@@ -64,9 +73,11 @@ class Fleet:
         self._catalog = catalog
         self._deployments = deployments
         self._relay = relay
-        self.cold = ColdStarts(acquire)
+        self._pool = pool
+        self.cold = ColdStarts(pool)
         self._warm_s = warm_s
         self._warming: dict[str, asyncio.Task[None]] = {}
+        self._spreading: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
 
     def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
@@ -114,16 +125,58 @@ class Fleet:
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
-            return PublishedModel(state, expected_load_s=model.expected_load_s)
+            return PublishedModel(
+                state, expected_load_s=model.expected_load_s, expected_wake_s=model.expected_load_s
+            )
         best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(
             state=best.state,
             progress=max(found.progress for found in states),
             in_flight=sum(found.in_flight for found in states),
             expected_load_s=best.expected_load_s,
+            expected_wake_s=best.expected_wake_s,
             loads=sum(found.loads for found in states),
+            wakes=sum(found.wakes for found in states),
             failure=best.failure,
+            place=best.place,
+            memory_bytes=best.memory_bytes,
+            pinned=any(found.pinned for found in states),
         )
+
+    async def order(self, model: Model, order: Order) -> None:
+        """Have an operator's order carried out: a load where it is best, the rest wherever the model is up.
+
+        Raises `ApiError` where the pool refuses.
+        """
+        up = [
+            replica.id
+            for replica in self._replicas(model)
+            if (found := replica.models.get(model.id)) and found.state not in ("stopped", "failed")
+        ]
+        only: list[str | None] = [*up] if order is not Order.LOAD else []
+        for replica_id in only or [None]:
+            if order is Order.UNPIN and replica_id is None:
+                return
+            answer = await self._pool.order(model.id, order.value, replica_id)
+            if refused := answer.get("refused"):
+                raise refusal(model.id, refused)
+
+    def spread(self, model: Model, full: Collection[str]) -> None:
+        """Where another replica of the pool could hold the model too, have it loaded there in the background."""
+        others = [replica for replica in self._replicas(model) if replica.id not in full]
+        if model.tier == "lazy" and others and model.id not in self._spreading:
+            task = asyncio.create_task(self._spread(model, tuple(full)))
+            self._spreading[model.id] = task
+            task.add_done_callback(lambda _: self._spreading.pop(model.id, None))
+
+    async def _spread(self, model: Model, full: tuple[str, ...]) -> None:
+        # Asked again while it loads, as a waiting client would; not for so long that it drains a model in use.
+        deadline = time.monotonic() + self._warm_s
+        try:
+            while (await self._pool.acquire(model.id, full)).get("pending") and time.monotonic() < deadline:
+                pass
+        except Exception as error:
+            logger.warning("%s could not be spread: %s", model.id, type(error).__name__)
 
     def warm(self, model: Model) -> None:
         """Have a model loaded in the background, once; nobody is told how it went."""

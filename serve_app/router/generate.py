@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
-from serve_app.models.replicas import Target
+from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.body import ClientGone, read_json
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
@@ -138,6 +138,8 @@ class Generate:
                 tried.clear()
                 target = await self._wake(model, reply, deadline, patience_s)
             if target is None:
+                if full:
+                    self._fleet.spread(model, tried)
                 raise self._full(model) if full else broken("died") if deaths else self._absent(model)
             try:
                 await self._relay.run(target, PATHS[self._endpoint], body, passed, reply, shape)
@@ -155,6 +157,7 @@ class Generate:
 
     async def _wake(self, model: Model, reply: Reply, deadline: float, patience_s: float) -> Target:
         """Wait for the model to load, until the deadline; a stream hears how far it is."""
+        self._check_room_to_wait(model)
         began = time.monotonic()
         with self._fleet.cold.wait(model.id) as call:
             while not call.done():
@@ -165,17 +168,27 @@ class Generate:
                     step = min(step, self._settings.loading_comment_s)
                 await asyncio.wait([call], timeout=step)
                 if not call.done() and reply.stream:
-                    await reply.comment(f"loading {model.id} {self._fleet.status(model).progress:.0%}")
+                    await reply.comment(_progress(model, self._fleet.status(model)))
         target = call.result()
         reply.headers["x-router-cold-start-ms"] = str(round((time.monotonic() - began) * 1000))
         return target
+
+    def _check_room_to_wait(self, model: Model) -> None:
+        cold = self._fleet.cold
+        if cold.waiting(model.id) < self._settings.max_held_per_model and cold.all_waiting() < self._settings.max_held:
+            return
+        raise unavailable(
+            f"Too many requests wait for {model.id} or other models to load.",
+            code="too_many_waiting",
+            retry_after_s=max(1.0, self._fleet.status(model).expected_wake_s),
+        )
 
     def _still_loading(self, model: Model, patience_s: float) -> ApiError:
         status = self._fleet.status(model)
         return unavailable(
             f"{model.id} is still loading; it was waited for {patience_s:g} s.",
             code="model_loading",
-            retry_after_s=max(1.0, status.expected_load_s * (1 - status.progress)),
+            retry_after_s=max(1.0, status.expected_wake_s),
         )
 
     def _full(self, model: Model) -> ApiError:
@@ -190,6 +203,13 @@ class Generate:
             code="model_starting",
             retry_after_s=expected or _RESTART_RETRY_AFTER_S,
         )
+
+
+def _progress(model: Model, status: PublishedModel) -> str:
+    """What a client that waits is told: a comment, which every reader of SSE skips."""
+    if status.place:
+        return f"{model.id} waits for memory, place {status.place}"
+    return f"{'waking' if status.state == 'waking' else 'loading'} {model.id} {status.progress:.0%}"
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -7,8 +7,9 @@ import pytest
 from scripted_engine import ScriptedEngine, failed
 
 from serve_app.residency import manager as manager_module
+from serve_app.residency.events import LazyModel, Limits
 from serve_app.residency.manager import Refused, ResidencyManager
-from serve_app.residency.policy import LEASE_S, LazyModel, Limits
+from serve_app.residency.policy import LEASE_S
 
 PATIENCE_S = 5.0
 
@@ -22,13 +23,12 @@ class Pool:
         self.loads_at_once = True
         self.failures: list[Exception] = []
         self.broken_factory: Exception | None = None
-        models = {name: LazyModel(name, 10, 0, idle_unload_s=60) for name in ("a", "b")}
+        models = {name: LazyModel(name, 10, 0, idle_unload_s=60, load_s=20) for name in ("a", "b")}
         models["huge"] = LazyModel("huge", 11, 0, idle_unload_s=60)
         self.manager = ResidencyManager(
             models,
             Limits(memory_bytes=10, min_residency_s=0, ageing_s=60, backoff_s=10),
             self.new_engine,
-            dict.fromkeys(models, 20.0),
             clock=lambda: self.now,
         )
 
@@ -54,7 +54,8 @@ class Pool:
         return refused.value
 
     def state(self, model: str) -> str:
-        return self.manager.status()[model].state
+        found = self.manager.status().get(model)
+        return found.state if found else "stopped"
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Let the loop turn until the condition holds."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from typing import Any
 
 import orjson
@@ -45,11 +45,12 @@ class Pool:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.orders: list[tuple[str, str, str | None]] = []
         self.called = asyncio.Event()
         self.woken = asyncio.Event()
         self.answers: list[dict[str, Any] | Exception] = []
 
-    async def acquire(self, model: str) -> dict[str, Any]:
+    async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
         self.asked.append(model)
         self.called.set()
         await self.woken.wait()
@@ -57,6 +58,10 @@ class Pool:
         if isinstance(found, Exception):
             raise found
         return found
+
+    async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
+        self.orders.append((model, order, only))
+        return {}
 
     def will_be_at(self, url: str) -> None:
         self.answers.append({"target": {"replica_id": "pool-1", "url": url, "secret": SECRET}})
@@ -77,7 +82,7 @@ def empty_tables() -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def routed(pool: Pool, settings: Config | None = None) -> AsyncIterator[RouterApp]:
     set_replicas("Pool", [Replica("pool-0", {}, SECRET, {}, True)])
-    app = RouterApp(settings or config(), {HOT: "Hot", COLD: "Pool", "embedder": "Pool"}, pool.acquire, "test")
+    app = RouterApp(settings or config(), {HOT: "Hot", COLD: "Pool", "embedder": "Pool"}, pool, "test")
     yield app
     await app._relay.close()
 

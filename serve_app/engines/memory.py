@@ -1,0 +1,50 @@
+"""How much memory processes take: of the GPUs, as NVML tells, or of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection
+from typing import Any
+
+import psutil
+
+
+def taken_by(processes: Collection[psutil.Process]) -> int:
+    """Bytes that these processes take: on the GPUs if they have any there, else of the host; 0 once they are gone.
+
+    Of the host's memory, what several of them share by a fork counts once (proportional set size). Where NVML
+    names processes otherwise than we do (a container without the host's process ids), GPU memory reads as 0.
+    """
+    return _on_gpus({process.pid for process in processes}) or sum(map(_on_host, processes))
+
+
+def _on_host(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(process.memory_full_info().pss)
+    return 0
+
+
+def _on_gpus(pids: Collection[int]) -> int:
+    nvml = _nvml()
+    if nvml is None:
+        return 0
+    total = 0
+    for index in range(nvml.nvmlDeviceGetCount()):
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
+            if process.pid in pids:
+                total += process.usedGpuMemory or 0
+    return total
+
+
+@functools.cache
+def _nvml() -> Any:
+    """NVIDIA's own binding (nvidia-ml-py), where it is installed and finds a driver."""
+    try:
+        import pynvml  # type: ignore[import-not-found,unused-ignore] # on GPU machines only
+
+        pynvml.nvmlInit()
+    except Exception:
+        return None
+    return pynvml
