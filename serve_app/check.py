@@ -113,6 +113,8 @@ def _schemas_of(annotation: Any) -> list[type[BaseModel]]:
 def _model_problems(config: Config, model: Model) -> list[str]:
     if model.fake:
         return []
+    if model.base:
+        return _adapter_problems(config, model)
     from serve_app.engines.vllm import argument_problems
 
     spec = config.engine_spec(model)
@@ -121,6 +123,13 @@ def _model_problems(config: Config, model: Model) -> list[str]:
         for key, message in argument_problems(spec.source, spec.args).items()
     ]
     return found + _context_problems(spec.source, model) + _parallel_problems(config, model)
+
+
+def _adapter_problems(config: Config, model: Model) -> list[str]:
+    path = Path(model.adapter_path(config.models_dir))
+    if path.is_absolute() and not (path / "adapter_config.json").is_file():
+        return [f"adapter: {model.adapter} holds no adapter_config.json"]
+    return []
 
 
 def _context_problems(source: str, model: Model) -> list[str]:

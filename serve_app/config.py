@@ -156,6 +156,10 @@ class Model(_Strict):
     abilities: list[Ability] = ["chat", "completions"]
     thinking: Thinking = Thinking()
     sampling: SamplingByMode = SamplingByMode()
+    base: str | None = Field(
+        None, description="Id of the model whose engine runs this one: it is a LoRA adapter, and takes no engine."
+    )
+    adapter: str = Field("", description="The adapter's directory (relative: below models_dir) or hub id.")
     priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
         1.0,
@@ -199,6 +203,12 @@ class Model(_Strict):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
+        if bool(self.base) != bool(self.adapter):
+            raise ValueError("base: a LoRA adapter has both base and adapter")
+        if self.base:
+            if self.engine or self.source or self.fake:
+                raise ValueError("base: an adapter runs on its base's engine; remove source, engine and fake")
+            return self
         if self.fake and (self.engine or self.source):
             raise ValueError("fake: a scripted engine takes neither source nor engine")
         if not self.fake and not self.source:
@@ -224,9 +234,11 @@ class Model(_Strict):
 
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
-        local = resolve_dir(models_dir) / self.source
-        is_path = self.source.startswith(("/", "./", "../", "~")) or local.is_dir()
-        return str(local.expanduser()) if is_path else self.source
+        return _found(self.source, models_dir)
+
+    def adapter_path(self, models_dir: str) -> str:
+        """Where the engine finds the adapter, likewise."""
+        return _found(self.adapter, models_dir)
 
 
 class Pool(_Strict):
@@ -325,6 +337,31 @@ class Config(_Strict):
     security: Security = Security()
     models: Annotated[list[Model], Field(min_length=1)]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _adapters_take_after_their_base(cls, args: Any) -> Any:
+        """An adapter has its base's tier, and what it does not say itself."""
+        if not isinstance(args, dict) or not isinstance(args.get("models"), list):
+            return args
+        by_id = {model["id"]: model for model in args["models"] if isinstance(model, dict) and "id" in model}
+
+        def complete(model: Any) -> Any:
+            base = by_id.get(model.get("base")) if isinstance(model, dict) and model.get("base") else None
+            inherited = ("tier", "context", "abilities", "thinking", "sampling")
+            return {**{key: base[key] for key in inherited if key in base}, **model} if base else model
+
+        return {**args, "models": [complete(model) for model in args["models"]]}
+
+    @model_validator(mode="after")
+    def _adapters(self) -> Self:
+        engines = {model.id: model for model in self.models if not model.base}
+        for index, model in enumerate(self.models):
+            if model.base and model.base not in engines:
+                raise ValueError(f"models[{index}].base: {model.base} is not the id of a model with an engine here")
+            if model.base and model.tier != engines[model.base].tier:
+                raise ValueError(f"models[{index}].tier: an adapter has its base's: {engines[model.base].tier}")
+        return self
+
     @model_validator(mode="after")
     def _names(self) -> Self:
         if not self.residents:
@@ -395,13 +432,17 @@ class Config(_Strict):
 
     @property
     def residents(self) -> Sequence[Model]:
-        """The models that are always loaded, in the order of the file; the first one answers `auto`."""
-        return [model for model in self.models if model.tier == "resident"]
+        """The engines that are always loaded, in the order of the file; the first one answers `auto`."""
+        return [model for model in self.models if model.tier == "resident" and not model.base]
 
     @property
     def lazy(self) -> Sequence[Model]:
-        """The models that are loaded when asked for."""
-        return [model for model in self.models if model.tier == "lazy"]
+        """The engines that are loaded when asked for."""
+        return [model for model in self.models if model.tier == "lazy" and not model.base]
+
+    def adapters_of(self, base: Model) -> Sequence[Model]:
+        """The LoRA adapters that run on this engine."""
+        return [model for model in self.models if model.base == base.id]
 
     def engine_spec(self, model: Model) -> EngineSpec:
         """What an engine host is told about this model."""
@@ -409,6 +450,12 @@ class Config(_Strict):
             args = model.fake.model_dump()
         else:
             args = {"max_model_len": model.context, **model.engine}
+            if adapters := self.adapters_of(model):
+                args["enable_lora"] = True
+                args["lora_modules"] = [
+                    {"name": each.id, "path": each.adapter_path(self.models_dir), "base_model_name": model.id}
+                    for each in adapters
+                ]
             if model.tier == "lazy" and self.sleeps(model):
                 args["enable_sleep_mode"] = True
             if "tools" in model.abilities:
@@ -434,6 +481,12 @@ class Config(_Strict):
 def deployment_name(model: Model) -> str:
     """What a resident model's deployment is called in Serve and the Ray dashboard."""
     return "Resident-" + re.sub(r"[^A-Za-z0-9._-]+", "-", model.id)
+
+
+def _found(source: str, models_dir: str) -> str:
+    local = resolve_dir(models_dir) / source
+    is_path = source.startswith(("/", "./", "../", "~")) or local.is_dir()
+    return str(local.expanduser()) if is_path else source
 
 
 def resolve_dir(path: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from typing import Any, Literal, Protocol
@@ -83,6 +83,10 @@ class Engine(Protocol):
     @property
     def phase(self) -> Phase:
         """What the engine is doing."""
+
+    @property
+    def phase_seconds(self) -> Mapping[str, float]:
+        """How long each phase of the start took, as far as it is over."""
 
     @property
     def in_flight(self) -> int:

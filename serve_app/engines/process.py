@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -59,6 +60,8 @@ class StandbyHost:
         self.process = process
         self.ready = asyncio.Event()
         self.phase = Phase.STANDBY
+        self.phase_seconds: dict[str, float] = {}
+        self._phase_began = time.monotonic()
         self.in_flight = 0
         self.served = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
@@ -92,6 +95,10 @@ class StandbyHost:
             env=environment,
         )
         return cls(kind, process)
+
+    def expect(self) -> None:
+        """From now on somebody waits: the time before does not count as part of a start."""
+        self._phase_began = time.monotonic()
 
     def send(self, cmd: str, **fields: Any) -> None:
         """Send one command; a child that is gone already does not mind."""
@@ -175,9 +182,10 @@ class StandbyHost:
             case "standby":
                 self.ready.set()
             case "phase":
-                self.phase, self.began = Phase(event["phase"]), True
+                self._enter(Phase(event["phase"]))
+                self.began = True
             case "ready":
-                self.phase = Phase.READY
+                self._enter(Phase.READY)
                 self.started.set()
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
@@ -187,6 +195,11 @@ class StandbyHost:
                     waiting.set_result(event)
             case "failed":
                 self.failure = event["message"]
+
+    def _enter(self, phase: Phase) -> None:
+        now = time.monotonic()
+        self.phase_seconds[self.phase.value] = round(now - self._phase_began, 3)
+        self.phase, self._phase_began = phase, now
 
     async def _read_log(self) -> None:
         assert self.process.stderr
@@ -227,6 +240,11 @@ class EngineProcess:
         return self._host.phase if self._host else Phase.STOPPED
 
     @property
+    def phase_seconds(self) -> Mapping[str, float]:
+        """See `Engine.phase_seconds`. `standby`: the wait for imports; 0 where a standby host was ready."""
+        return self._host.phase_seconds if self._host else {}
+
+    @property
     def in_flight(self) -> int:
         """Requests in flight as last reported by the host (at most 0.2 s old)."""
         return self._host.in_flight if self._host else 0
@@ -256,6 +274,7 @@ class EngineProcess:
 
     async def _run_in(self, host: StandbyHost) -> None:
         """Have the host run the model; returns when it is ready or has ended."""
+        host.expect()
         try:
             async with asyncio.timeout(self.spec.load_timeout_s):
                 await _first_of(host.ready.wait(), host.exited.wait())

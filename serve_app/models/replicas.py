@@ -30,6 +30,7 @@ class PublishedModel:
     place: int = 0
     memory_bytes: int = 0
     pinned: bool = False
+    phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class ModelStatus:
 
     `expected_load_s` is that of a whole load, `expected_wake_s` that from where it is now. `loads` and `wakes` count
     those that were begun since the replica started. `place`: in the queue for memory, from 1; 0: it does not wait.
+    `phases`: how long each phase of the last start took.
     """
 
     state: str
@@ -58,6 +59,7 @@ class ModelStatus:
     place: int
     memory_bytes: int
     pinned: bool
+    phases: Mapping[str, float]
 
 
 class ResidencyManager:
@@ -186,6 +188,7 @@ class ResidencyManager:
             place=place,
             memory_bytes=self._policy.memory_bytes(model),
             pinned=self._policy.pinned(model),
+            phases=dict(engine.phase_seconds) if engine else {},
         )
 
     async def _run(self) -> None:

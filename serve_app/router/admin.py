@@ -19,7 +19,7 @@ from serve_app.router.fleet import Fleet
 
 
 class Admin:
-    """The endpoint. Only for admin keys; without any, for everybody where nobody but this machine can reach us."""
+    """Only for admin keys; without any, for everybody where nobody but this machine can reach us."""
 
     def __init__(self, config: Config, catalog: Catalog, fleet: Fleet) -> None:
         self._catalog = catalog
@@ -27,7 +27,8 @@ class Admin:
         self._hashes: Sequence[str] = config.security.admin_keys_sha256
         self._open = not self._hashes and is_loopback(config.router.host)
 
-    async def __call__(self, request: Request) -> Response:
+    async def order(self, request: Request) -> Response:
+        """The endpoint."""
         if not self._open:
             authorize(request.headers.get("authorization", ""), self._hashes)
         model = self._catalog.find(request.path_params["name"])
@@ -51,7 +52,7 @@ def authorize(header: str, hashes: Sequence[str]) -> None:
     if scheme.lower() != "bearer" or not key:
         raise ApiError(401, "This needs an operator's key: `Authorization: Bearer KEY`.", code="missing_api_key")
     digest = hashlib.sha256(key.strip().encode()).hexdigest()
-    if not any([hmac.compare_digest(digest, known) for known in hashes]):
+    if not sum(hmac.compare_digest(digest, known) for known in hashes):
         raise ApiError(403, "This key is not an operator's.", code="not_an_admin")
 
 

@@ -80,11 +80,12 @@ class RouterApp:
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
 
+        admin = Admin(config, self._catalog, self.fleet)
         self._app = Starlette(
             routes=[
                 *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
-                Route("/v1/router/models/{name:path}/{order}", Admin(config, self._catalog, self.fleet), methods=["POST"]),
+                Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/health", self.health),
@@ -190,6 +191,7 @@ class RouterApp:
             "pinned": status.pinned,
             "loads": status.loads,
             "wakes": status.wakes,
+            "load_phases": status.phases,
             "failure": status.failure or None,
         }
 

@@ -48,6 +48,7 @@ class Router:
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
         if pool:
             deployments |= {model.id: pool[0] for model in config.lazy}
+        deployments |= {model.id: deployments[model.base] for model in config.models if model.base}
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
 
         meter = decision_meter()
@@ -73,9 +74,7 @@ class Router:
         await self._listener.stop()
 
 
-async def _open_ways(
-    handles: list[tuple[DeploymentHandle, str]], last: list[tuple[DeploymentHandle, str]]
-) -> None:
+async def _open_ways(handles: list[tuple[DeploymentHandle, str]], last: list[tuple[DeploymentHandle, str]]) -> None:
     """Have Serve open the way to every deployment; from then on it keeps our tables of replicas true.
 
     The pool comes last: it begins with its standby engine then, and does not slow the residents' start.

@@ -80,8 +80,13 @@ class Fleet:
         self._spreading: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
 
+    def engine_of(self, model: Model) -> Model:
+        """The model whose engine answers: its base's for a LoRA adapter."""
+        return self._catalog.models[model.base] if model.base else model
+
     def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
         """An engine that may answer for the model; None if this process knows of none that was not tried."""
+        model = self.engine_of(model)
         replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
         awake = {
             replica.id: Target(replica.id, replica.urls[model.id], replica.secret)
@@ -120,14 +125,13 @@ class Fleet:
         return published.state == "awake"
 
     def status(self, model: Model) -> PublishedModel:
-        """The model over all replicas: its best state, and all its requests in flight."""
+        """The model over all replicas: its best state, and all its engine's requests in flight."""
+        model = self.engine_of(model)
         states = [replica.models[model.id] for replica in self._replicas(model) if model.id in replica.models]
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
-            return PublishedModel(
-                state, expected_load_s=model.expected_load_s, expected_wake_s=model.expected_load_s
-            )
+            return PublishedModel(state, expected_load_s=model.expected_load_s, expected_wake_s=model.expected_load_s)
         best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(
             state=best.state,
@@ -141,6 +145,7 @@ class Fleet:
             place=best.place,
             memory_bytes=best.memory_bytes,
             pinned=any(found.pinned for found in states),
+            phases=best.phases,
         )
 
     async def order(self, model: Model, order: Order) -> None:
@@ -148,6 +153,7 @@ class Fleet:
 
         Raises `ApiError` where the pool refuses.
         """
+        model = self.engine_of(model)
         up = [
             replica.id
             for replica in self._replicas(model)
@@ -180,6 +186,7 @@ class Fleet:
 
     def warm(self, model: Model) -> None:
         """Have a model loaded in the background, once; nobody is told how it went."""
+        model = self.engine_of(model)
         if model.tier == "lazy" and model.id not in self._warming:
             task = asyncio.create_task(self._warm(model))
             self._warming[model.id] = task

@@ -88,6 +88,7 @@ class Generate:
             self._decider.remember(decided)
             facts, decision = decided.facts, decided.decision
             model = self._models[decision.model_id]
+            engine = self._fleet.engine_of(model)
             body = _encoded(engine_body(facts, decision, model))
             self._explain(reply.headers, decided, headers)
             self._counts.count(decision)
@@ -99,7 +100,7 @@ class Generate:
             passed: dict[str, str] = {}
             with self._tracing.request(PATHS[self._endpoint], headers, passed) as span:
                 describe(span, decision)
-                await _while_connected(receive, self._serve(model, body, shape, passed, reply, patience))
+                await _while_connected(receive, self._serve(engine, body, shape, passed, reply, patience))
         except ApiError as error:
             await reply.error(error)
         except ClientGone:
@@ -112,7 +113,7 @@ class Generate:
 
     async def _await_better(self, model_id: str, patience_s: float) -> None:
         """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
-        model = self._models[model_id]
+        model = self._fleet.engine_of(self._models[model_id])
         with self._fleet.cold.wait(model.id) as call:
             await asyncio.wait([call], timeout=min(patience_s, self._settings.hold_s))
 

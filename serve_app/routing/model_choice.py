@@ -141,7 +141,7 @@ def _able_model(reading: Reading, configured: Model, must_think: bool) -> tuple[
     if configured in fitting:
         return configured, needs
     awake = [model for model in fitting if reading.is_awake(model)]
-    return min(awake or fitting, key=lambda model: (model.tier != "resident", model.context)), needs
+    return min(awake or fitting, key=lambda model: (bool(model.base), model.tier != "resident", model.context)), needs
 
 
 def _suits(reading: Reading, model: Model, needs: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ class ScriptedEngine:
         self.spec = EngineSpec(model, "fake", "", {}, {}, 8)
         self.address = Address("127.0.0.1", 1)
         self.phase = Phase.STANDBY
+        self.phase_seconds: dict[str, float] = {}
         self.in_flight = 0
         self.served = 0
         self.closed = False

@@ -45,13 +45,14 @@ class Pool:
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.spread: list[str] = []
         self.orders: list[tuple[str, str, str | None]] = []
         self.called = asyncio.Event()
         self.woken = asyncio.Event()
         self.answers: list[dict[str, Any] | Exception] = []
 
     async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
-        self.asked.append(model)
+        (self.spread if avoid else self.asked).append(model)
         self.called.set()
         await self.woken.wait()
         found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
