@@ -19,7 +19,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e fmt preview bench-engine bench-decision eval-routing train-scorer clean
+.PHONY: help run setup models test lint types unit contract e2e fmt preview bench-engine bench-decision bench-cold eval-routing train-scorer clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ fmt: setup ## format, and fix what can be fixed
 
 preview: setup ## show what the router would decide: make preview ARGS='"prove that ..." --config deployments/prod.yaml'
 	@$(PY) -m serve_app preview $(ARGS)
+
+bench-cold: models ## how long a cold model makes its first client wait, and where that time goes
+	@$(PY) -m benchmarks.cold_start $(ARGS)
 
 eval-routing: setup ## how right the router is: recall, false alarms, robustness, switches, time
 	@$(call EXTRA,eval)

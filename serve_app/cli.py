@@ -19,7 +19,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-models_app = typer.Typer(help="Model files that come from packages.", no_args_is_help=True)
+models_app = typer.Typer(
+    help="Models of a running service (the key of an operator is taken from SWITCHYARD_KEY), and model files.",
+    no_args_is_help=True,
+)
 app.add_typer(models_app, name="models")
 
 _console = Console()
@@ -78,14 +81,15 @@ def preview(
     url: Annotated[str, typer.Option(help="Ask a running service, e.g. http://127.0.0.1:8000.")] = "",
 ) -> None:
     """Show which model would answer, whether it would think, and why. Runs nothing."""
-    from serve_app.preview import PreviewError, ask_service, chat_body, decide_offline, show
+    from serve_app.preview import PreviewError, chat_body, decide_offline, show
+    from serve_app.remote import RemoteError, ask
 
     try:
         asked = chat_body(prompt, system, model, body)
-        show(ask_service(url, asked) if url else decide_offline(config, asked), _console)
+        show(ask(url, "/v1/router/preview", asked) if url else decide_offline(config, asked), _console)
     except ConfigError as error:
         raise _fail("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
-    except PreviewError as error:
+    except (PreviewError, RemoteError) as error:
         raise _fail(str(error)) from None
 
 
@@ -101,6 +105,42 @@ def shadow(
         show_comparison(compare(files), _console)
     except (ValueError, OSError) as error:
         raise _fail(str(error)) from None
+
+
+Url = Annotated[str, typer.Option(help="The running service.")]
+_LOCAL = "http://127.0.0.1:8000"
+
+
+@models_app.command("list")
+def list_models(url: Url = _LOCAL) -> None:
+    """Every model of a running service with its state."""
+    from serve_app.remote import RemoteError, show_models
+
+    try:
+        show_models(url, _console)
+    except RemoteError as error:
+        raise _fail(str(error)) from None
+
+
+def _add_order(what: str, help: str) -> None:
+    @models_app.command(what, help=help)
+    def command(model: Annotated[str, typer.Argument(help="Its id.")], url: Url = _LOCAL) -> None:
+        from serve_app.remote import RemoteError, order
+
+        try:
+            _console.print(order(url, model, what), highlight=False)
+        except RemoteError as error:
+            raise _fail(str(error)) from None
+
+
+for _order, _help in (
+    ("load", "Load a lazy model now, as soon as there is room."),
+    ("sleep", "Put it to sleep when its requests are done."),
+    ("unload", "Unload it when its requests are done."),
+    ("pin", "Load it, and keep it whatever else is wanted."),
+    ("unpin", "Let it go again when others need its memory."),
+):
+    _add_order(_order, _help)
 
 
 @models_app.command("fetch")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -87,27 +85,6 @@ async def _ready_scorer(config: Config) -> Guarded | None:
         await scorer.close()
         raise PreviewError("the scorer does not start; is the extra `scorer` installed?") from None
     return Guarded(scorer, config.routing.scorer)
-
-
-def ask_service(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    """Have a running service decide."""
-    request = urllib.request.Request(
-        url.rstrip("/") + "/v1/router/preview",
-        data=json.dumps(body).encode(),
-        headers={"content-type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=_SERVICE_TIMEOUT_S) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
-    except urllib.error.HTTPError as error:
-        try:
-            message = json.load(error)["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = error.reason
-        raise PreviewError(f"{error.code}: {message}") from None
-    except (OSError, ValueError) as error:
-        raise PreviewError(f"{url}: no answer ({error})") from None
 
 
 def show(answer: dict[str, Any], console: Console) -> None:
