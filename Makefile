@@ -19,7 +19,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e fmt preview bench-engine bench-decision bench-cold eval-routing train-scorer clean
+.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-decision bench-cold eval-routing train-scorer clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ contract: models ## the same behaviours against the fake and the real engine
 
 e2e: models ## through `serve run` and the openai client
 	@$(PY) -m pytest tests/e2e $(ARGS)
+
+gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free (not part of test)
+	@$(PY) -m pytest tests/gpu $(ARGS)
 
 fmt: setup ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only --quiet .
