@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from serve_app.engines.base import Engine, EngineError, Phase
 from serve_app.residency import policy
+from serve_app.residency.demand import PoolDemand
 from serve_app.residency.policy import LazyModel, Limits, Residency, Stage
 
 logger = logging.getLogger(__name__)
@@ -148,6 +149,10 @@ class ResidencyManager:
                 failure=failure,
             )
         return found
+
+    def demand(self) -> PoolDemand:
+        """What the autoscaling policy is told."""
+        return self._policy.demand(held={model: len(waiters) for model, waiters in self._waiters.items() if waiters})
 
     async def _run(self) -> None:
         while True:

@@ -15,8 +15,10 @@ What always holds (each is a test in `tests/sim/test_residency.py`):
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+
+from serve_app.residency.demand import PoolDemand
 
 # After a grant the waiter's request is still on its way; the model is not idle until it had time to arrive.
 LEASE_S = 5.0
@@ -209,6 +211,28 @@ class Residency:
     def used_bytes(self) -> int:
         """Memory of all models that are not stopped."""
         return sum(slot.model.memory_bytes for slot in self._slots.values() if slot.stage is not Stage.STOPPED)
+
+    def demand(self, held: Mapping[str, int]) -> PoolDemand:
+        """What the autoscaling policy is told. `held`: by model, the calls that wait."""
+        room = self.limits.memory_bytes - self._bytes(
+            slot for slot in self._slots.values() if slot.stage in (Stage.LOADING, Stage.AWAKE)
+        )
+        coming = {model for model, slot in self._slots.items() if slot.stage is Stage.LOADING}
+        unmet = {}
+        waiting = [self._slots[model] for model in held if self._slots[model].stage in (Stage.STOPPED, Stage.UNLOADING)]
+        for slot in sorted(waiting, key=lambda slot: (slot.wanted_since or 0.0, slot.model.id)):
+            if slot.model.memory_bytes <= room:
+                room -= slot.model.memory_bytes
+                coming.add(slot.model.id)
+            else:
+                unmet[slot.model.id] = slot.model.memory_bytes
+        return PoolDemand(
+            held=sum(held.values()),
+            awake=frozenset(model for model, slot in self._slots.items() if slot.stage is Stage.AWAKE),
+            coming=frozenset(coming),
+            unmet=unmet,
+            free_bytes=self.limits.memory_bytes - self.used_bytes(),
+        )
 
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take in one event at time `now` (seconds, never going back) and say what to do."""
