@@ -59,6 +59,7 @@ class StandbyHost:
         self.phase = Phase.STANDBY
         self.in_flight = 0
         self.served = 0
+        self.tokens = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.failure: str | None = None
         self.began = False
@@ -179,6 +180,7 @@ class StandbyHost:
                 self.started.set()
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
+                self.tokens = event["tokens"]
             case "closed":
                 self.in_flight = event["in_flight"]
                 if (waiting := self._closing.get(event["number"])) and not waiting.done():
@@ -233,6 +235,11 @@ class EngineProcess:
     def served(self) -> int:
         """Requests served since the start, as last reported by the host."""
         return self._host.served if self._host else 0
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """About so many prompt tokens are in flight, as last reported by the host."""
+        return self._host.tokens if self._host else 0
 
     @property
     def pid(self) -> int | None:
