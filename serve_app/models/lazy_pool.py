@@ -120,11 +120,18 @@ class LazyPool:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """Serve's hook, called every `PUBLISH_EVERY_S`."""
+        free_bytes = self._manager.demand().free_bytes
         models = {
-            model_id: PublishedModel(**dataclasses.asdict(status))
+            model_id: PublishedModel(
+                **dataclasses.asdict(status), fits=self._plan.models[model_id].memory_bytes <= free_bytes
+            )
             for model_id, status in self._manager.status().items()
         }
         return published(models, moving=self._manager.moving())
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the pool is autoscaled."""
+        return self._manager.demand().stats()
 
     async def check_health(self) -> None:
         """Serve's hook: an exception has the replica replaced."""

@@ -16,7 +16,7 @@ PUBLISH_EVERY_S = 0.5
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """One model on one replica, as its replica last published it."""
+    """One model on one replica, as its replica last published it. `fits`: it could load without an eviction."""
 
     state: str
     progress: float = 0.0
@@ -24,6 +24,7 @@ class PublishedModel:
     expected_load_s: float = 0.0
     loads: int = 0
     failure: str = ""
+    fits: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -86,6 +87,11 @@ _tables: dict[str, tuple[Replica, ...]] = {}
 def replicas_of(deployment: str) -> tuple[Replica, ...]:
     """The running replicas of a deployment, as this process last heard."""
     return _tables.get(deployment, ())
+
+
+def known(deployment: str) -> bool:
+    """Whether this process was told of the deployment's replicas yet, be it that there are none."""
+    return deployment in _tables
 
 
 def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:

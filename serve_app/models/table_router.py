@@ -10,8 +10,10 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 # with a table of its own that nobody reads. A module is found again by its name.
 from serve_app.models import replicas as table
 
-# Awake costs nothing, a load under way is joined; anything else must be loaded.
+# Awake costs nothing, a load under way is joined; then comes who has room. The rest would have to evict.
 _RANKS = {"awake": 0, "loading": 1}
+_HAS_ROOM = 2
+_MUST_EVICT = 3
 
 
 class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
@@ -39,6 +41,8 @@ class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
         model = pending_request.args[0] if pending_request and pending_request.args else None
         ranks: dict[int, list[RunningReplica]] = {}
         for replica in candidate_replicas:
-            state = replica.routing_stats.get("models", {}).get(model, {}).get("state")
-            ranks.setdefault(_RANKS.get(str(state), len(_RANKS)), []).append(replica)
+            published = replica.routing_stats.get("models", {}).get(model, {})
+            # One that has published nothing has just come, and is empty.
+            otherwise = _HAS_ROOM if published.get("fits", True) else _MUST_EVICT
+            ranks.setdefault(_RANKS.get(str(published.get("state")), otherwise), []).append(replica)
         return [ranks[rank] for rank in sorted(ranks)]
