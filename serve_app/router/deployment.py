@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.types import ASGIApp
 
 from serve_app import log
@@ -18,6 +18,9 @@ from serve_app.router.listener import Listener
 from serve_app.telemetry.ray_metrics import decision_meter
 
 logger = logging.getLogger(__name__)
+
+# Longer than a pool takes to answer: so long is waited for a replica before it is asked whether anybody still waits.
+_ACQUIRE_S = 10.0
 
 _ingress_app: RouterApp | None = None
 
@@ -41,6 +44,8 @@ class Router:
         config = Config.model_validate(config_args)
         log.configure(config.log_level)
         self._pool = pool[1] if pool else None
+        scaling = config.pool.autoscaling
+        self._pool_may_be_empty = scaling is not None and scaling.min_replicas == 0
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
         if pool:
             deployments |= {model.id: pool[0] for model in config.lazy}
@@ -63,12 +68,21 @@ class Router:
         The pool comes last: it begins with its standby engine then, and does not slow the residents' start.
         """
         await asyncio.gather(*(_describe(handle, model_id) for model_id, (_, handle) in residents.items()))
-        if self._pool:
+        if self._pool and self._pool_may_be_empty:
+            # This opens the way, too, and asks for no replica.
+            self._pool.options()
+        elif self._pool:
             await _describe(self._pool, lazy_id)
 
     async def _acquire(self, model_id: str) -> dict[str, Any]:
         assert self._pool, "only lazy models are acquired, and they have a pool"
-        answer: dict[str, Any] = await self._pool.acquire.remote(model_id)
+        # Without a replica the call waits in this process, and that makes Serve start one.
+        call = self._pool.acquire.remote(model_id)
+        try:
+            answer: dict[str, Any] = await asyncio.wait_for(asyncio.ensure_future(_result(call)), _ACQUIRE_S)
+        except TimeoutError:
+            call.cancel()
+            return {"pending": True}
         return answer
 
     async def check_health(self) -> None:
@@ -79,6 +93,11 @@ class Router:
     async def __del__(self) -> None:
         """Serve awaits this on shutdown and scale-down: finish what runs."""
         await self._listener.stop()
+
+
+async def _result(call: DeploymentResponse) -> dict[str, Any]:
+    answer: dict[str, Any] = await call
+    return answer
 
 
 async def _describe(handle: DeploymentHandle, model_id: str) -> None:
