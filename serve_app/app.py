@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from serve_app.config import Config, ConfigError, Model, deployment_name, parse_config
+from serve_app.config import Autoscaling, Config, ConfigError, Model, deployment_name, parse_config
+from serve_app.models.autoscaling import METRICS_EVERY_S
 from serve_app.models.lazy_pool import LazyPool, pool_plan
 from serve_app.models.replicas import PUBLISH_EVERY_S
 from serve_app.models.resident import Resident
@@ -20,6 +22,8 @@ from serve_app.scoring import missing_for
 _MAX_CONTROL_CALLS = 1000
 _SHUTDOWN_MARGIN_S = 15.0
 POOL = "LazyPool"
+# With prompts that fill a quarter of it, so many contexts are sixteen requests.
+_CONTEXTS_IN_FLIGHT = 4
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -47,7 +51,7 @@ def _resident(config: Config, model: Model) -> Application:
     deployment = serve.deployment(
         Resident,
         name=name,
-        num_replicas=model.replicas,
+        **_resident_replicas(model),
         ray_actor_options=model.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
         request_router_config=_table(name),
@@ -62,7 +66,7 @@ def _pool(config: Config) -> Application:
     deployment = serve.deployment(
         LazyPool,
         name=POOL,
-        num_replicas=config.pool.replicas,
+        **_pool_replicas(config),
         ray_actor_options=config.pool.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
         request_router_config=_table(POOL),
@@ -71,6 +75,48 @@ def _pool(config: Config) -> Application:
         health_check_period_s=5,
     )
     return deployment.bind(pool_plan(config))
+
+
+def _resident_replicas(model: Model) -> dict[str, Any]:
+    scaling = model.autoscaling
+    if scaling is None:
+        return {"num_replicas": model.replicas}
+    targets = {
+        "target_ongoing": scaling.target_ongoing_requests or max(1, model.max_ongoing_requests // 2),
+        "target_tokens": scaling.target_tokens or _CONTEXTS_IN_FLIGHT * model.context,
+    }
+    return {"autoscaling_config": _autoscaling(scaling, "ResidentPolicy", **targets)}
+
+
+def _pool_replicas(config: Config) -> dict[str, Any]:
+    scaling = config.pool.autoscaling
+    if scaling is None:
+        return {"num_replicas": config.pool.replicas}
+    replica_bytes = pool_plan(config).limits.memory_bytes
+    return {"autoscaling_config": _autoscaling(scaling, "PoolPolicy", replica_bytes=replica_bytes)}
+
+
+def _autoscaling(scaling: Autoscaling, policy: str, **settings: float) -> AutoscalingConfig:
+    """Our policy does all of the deciding: of Serve's own settings only the bounds are left."""
+    with warnings.catch_warnings():
+        # Serve would have it in the environment of every node instead, where it is 10 s unless somebody sets it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=scaling.min_replicas,
+            max_replicas=scaling.max_replicas,
+            metrics_interval_s=METRICS_EVERY_S,
+            look_back_period_s=3 * METRICS_EVERY_S,
+            upscale_delay_s=0,
+            downscale_delay_s=0,
+            policy=AutoscalingPolicy(
+                policy_function=f"serve_app.models.autoscaling:{policy}",
+                policy_kwargs={
+                    "upscale_delay_s": scaling.upscale_delay_s,
+                    "downscale_delay_s": scaling.downscale_delay_s,
+                    **settings,
+                },
+            ),
+        )
 
 
 def _table(name: str) -> RequestRouterConfig:

@@ -145,6 +145,44 @@ class Sleep(_Strict):
     )
 
 
+class Autoscaling(_Strict):
+    """How many replicas there may be, and how long more or fewer must be wanted before it is done."""
+
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)]
+    upscale_delay_s: Annotated[float, Field(ge=0)] = 5
+    downscale_delay_s: Annotated[float, Field(ge=0)] = 300
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: {self.max_replicas} is less than min_replicas: {self.min_replicas}")
+        return self
+
+
+class ResidentAutoscaling(Autoscaling):
+    """Replicas of a resident model by its load, tokens or requests, whichever asks for more."""
+
+    target_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Requests in flight that one replica should have; null: half of max_ongoing_requests."
+    )
+    target_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Prompt tokens in flight (estimated) that one replica should have; null: four contexts."
+    )
+
+
+class PoolAutoscaling(Autoscaling):
+    """Replicas of the pool by the distinct models that wait and find no room."""
+
+    min_replicas: Annotated[int, Field(ge=0)] = Field(0, description="0: the first request starts the first replica.")
+    upscale_delay_s: Annotated[float, Field(ge=0)] = Field(
+        1, description="From zero replicas to one it is done at once."
+    )
+    downscale_delay_s: Annotated[float, Field(ge=0)] = Field(
+        60, description="Counts from when no model is awake any more; see idle_unload_s."
+    )
+
+
 class Model(_Strict):
     """One model that clients can ask for."""
 
@@ -190,6 +228,7 @@ class Model(_Strict):
     )
     resources: Resources = Field(Resources(), description="Resident models only; lazy ones use the pool's.")
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
+    autoscaling: ResidentAutoscaling | None = Field(None, description="Resident models only; instead of replicas.")
 
     @field_validator("id", "aliases")
     @classmethod
@@ -203,6 +242,8 @@ class Model(_Strict):
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
+        if self.autoscaling and self.replicas != 1:
+            raise ValueError("replicas: is decided by autoscaling; remove one of the two")
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base: a LoRA adapter has both base and adapter")
         if self.base:
@@ -232,6 +273,11 @@ class Model(_Strict):
         if "embeddings" in self.abilities and {"chat", "completions"} & set(self.abilities):
             raise ValueError("abilities: an engine makes embeddings or text, not both")
 
+    @property
+    def least_replicas(self) -> int:
+        """So many replicas are there whatever the load."""
+        return self.autoscaling.min_replicas if self.autoscaling else self.replicas
+
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
         return _found(self.source, models_dir)
@@ -246,6 +292,7 @@ class Pool(_Strict):
 
     resources: Resources = Resources()
     replicas: Annotated[int, Field(ge=1)] = 1
+    autoscaling: PoolAutoscaling | None = Field(None, description="Instead of replicas.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
         8.0, description="Memory that the awake lazy models of one replica may take together."
     )
@@ -275,6 +322,12 @@ class Pool(_Strict):
         1.0, description="Host memory of one running engine besides weights, counted in host_memory_gb."
     )
     timezone: str = Field("UTC", description="Of the models' warm_at, e.g. Asia/Shanghai.")
+
+    @model_validator(mode="after")
+    def _one_count(self) -> Self:
+        if self.autoscaling and self.replicas != 1:
+            raise ValueError("replicas: is decided by autoscaling; remove one of the two")
+        return self
 
 
 class RouterSettings(_Strict):
@@ -380,8 +433,10 @@ class Config(_Strict):
                     f"{where}.memory_gb: {model.memory_gb:g} is more than the pool's {self.pool.memory_gb:g};"
                     " it could never load"
                 )
-            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1):
-                raise ValueError(f"{where}: resources and replicas of a lazy model are the pool's; remove them here")
+            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1 or model.autoscaling):
+                raise ValueError(
+                    f"{where}: resources, replicas and autoscaling of a lazy model are the pool's; remove them here"
+                )
         real = [model.id for model in self.lazy if not model.fake]
         if self.pool.host_memory_gb and not self.pool.resources.num_gpus and real:
             raise ValueError(f"pool.host_memory_gb: vLLM sleeps on GPUs only, and the pool has none for {real[0]}")

@@ -152,7 +152,7 @@ def _check_models(config: Config) -> None:
 def _check_memory(config: Config, console: Console) -> None:
     """Only what runs on CPUs: GPU memory is the engines' to check."""
     free_gb = psutil.virtual_memory().available / _GB
-    residents = sum(model.memory_gb * model.replicas for model in config.residents if not _on_gpu(model))
+    residents = sum(model.memory_gb * model.least_replicas for model in config.residents if not _on_gpu(model))
     needed_gb = residents + _OVERHEAD_GB
     if free_gb < needed_gb:
         raise LaunchError(

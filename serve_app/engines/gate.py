@@ -20,6 +20,8 @@ SERVED_PATHS = frozenset(
         "/v1/embeddings",
     }
 )
+# Of English text; Chinese has about 2. Only ever a load estimate, of prompts with their JSON around them.
+_BYTES_PER_TOKEN = 4
 # These cost the engine nothing and must answer when it is full.
 UNCOUNTED_PATHS = frozenset({"/health", "/v1/models"})
 
@@ -37,12 +39,18 @@ class Gate:
         self.app = app
         self.max_ongoing = max_ongoing
         self.in_flight = 0
+        self.in_flight_bytes = 0
         self.served = 0
         self.dead = False
         self._closed = False
         self._secret = secret.encode()
         self._idle = asyncio.Event()
         self._idle.set()
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """About so many prompt tokens are in flight, whether they run or wait in the engine."""
+        return self.in_flight_bytes // _BYTES_PER_TOKEN
 
     def close(self) -> None:
         """Refuse every further request; those in flight go on."""
@@ -93,15 +101,26 @@ class Gate:
         return False
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
+        size = _body_bytes(scope)
         self.in_flight += 1
+        self.in_flight_bytes += size
         self._idle.clear()
         try:
             await self.app(scope, receive, send)
         finally:
             self.in_flight -= 1
+            self.in_flight_bytes -= size
             self.served += 1
             if not self.in_flight:
                 self._idle.set()
+
+
+def _body_bytes(scope: Scope) -> int:
+    """The size that the Router gives; it never sends a body in chunks."""
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)
+    return 0
 
 
 async def _answer(send: Send, status: int, message: str, refusal: Refusal | None) -> None:

@@ -6,7 +6,7 @@ event a line on what was its stdout:
 
     commands  start {spec, address, secret} · close_if_idle {number} · close {number}
               sleep {number, level} · wake {number} · stop
-    events    standby · phase {phase} · ready · activity {in_flight, served} (every second at least)
+    events    standby · phase {phase} · ready · activity {in_flight, served, tokens} (every second at least)
               done {number, ok, in_flight, message} · failed {message}
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
@@ -230,7 +230,7 @@ async def _watch(
         now = time.monotonic()
         if (gate.in_flight, gate.served) != reported or now - reported_at >= HEARTBEAT_S:
             reported, reported_at = (gate.in_flight, gate.served), now
-            events.send("activity", in_flight=gate.in_flight, served=gate.served)
+            events.send("activity", in_flight=gate.in_flight, served=gate.served, tokens=gate.in_flight_tokens)
         if served.dead():
             gate.dead = True
             with contextlib.suppress(TimeoutError):

@@ -64,6 +64,7 @@ class StandbyHost:
         self._phase_began = time.monotonic()
         self.in_flight = 0
         self.served = 0
+        self.tokens = 0
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.failure: str | None = None
         self.began = False
@@ -189,6 +190,7 @@ class StandbyHost:
                 self.started.set()
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
+                self.tokens = event["tokens"]
             case "done":
                 self.in_flight = event["in_flight"]
                 if (waiting := self._asked.get(event["number"])) and not waiting.done():
@@ -253,6 +255,11 @@ class EngineProcess:
     def served(self) -> int:
         """Requests served since the start, as last reported by the host."""
         return self._host.served if self._host else 0
+
+    @property
+    def in_flight_tokens(self) -> int:
+        """About so many prompt tokens are in flight, as last reported by the host."""
+        return self._host.tokens if self._host else 0
 
     @property
     def pid(self) -> int | None:

@@ -156,6 +156,10 @@ class LazyPool:
             limit_bytes=self._plan.limits.memory_bytes,
         )
 
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the pool is autoscaled."""
+        return self._manager.demand().stats()
+
     async def check_health(self) -> None:
         """Serve's hook: an exception has the replica replaced."""
         if problem := self._manager.problem():

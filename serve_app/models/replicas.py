@@ -104,7 +104,8 @@ def rank_for_load(model: str, replica_id: str, stats: Mapping[str, Any], memory_
     send a burst for a new model to one replica, and different models to different ones.
     """
     state = str(stats.get("models", {}).get(model, {}).get("state", "stopped"))
-    free = stats.get("limit_bytes", 0) - stats.get("used_bytes", 0)
+    # One that has published nothing has just come, and is empty.
+    free = stats["limit_bytes"] - stats["used_bytes"] if "limit_bytes" in stats else memory_bytes
     rank = _FAILED if state == "failed" else _STATES.get(state, _WITH_ROOM if memory_bytes <= free else _MUST_EVICT)
     return rank, zlib.crc32(f"{model}\n{replica_id}".encode())
 
@@ -121,6 +122,11 @@ _tables: dict[str, tuple[Replica, ...]] = {}
 def replicas_of(deployment: str) -> tuple[Replica, ...]:
     """The running replicas of a deployment, as this process last heard."""
     return _tables.get(deployment, ())
+
+
+def known(deployment: str) -> bool:
+    """Whether this process was told of the deployment's replicas yet, be it that there are none."""
+    return deployment in _tables
 
 
 def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:

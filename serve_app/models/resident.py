@@ -10,6 +10,7 @@ from typing import Any
 from serve_app import log
 from serve_app.engines.base import EngineSpec, Phase
 from serve_app.engines.process import EngineProcess, new_secret, reserve_port
+from serve_app.models.autoscaling import load_stats
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
 
@@ -83,6 +84,10 @@ class Resident:
             loads=1 + len(self._restarts),
         )
         return published({self._spec.model_id: model}, moving=self._problem is None)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the model is autoscaled."""
+        return load_stats(self._engine.in_flight, self._engine.in_flight_tokens)
 
     async def check_health(self) -> None:
         """Serve's hook: an exception has the replica replaced."""

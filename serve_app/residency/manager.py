@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Mapping
 
 from serve_app.engines.base import Engine, EngineError, Phase
 from serve_app.residency import events
+from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import LazyModel, Limits, Order, Stage
 from serve_app.residency.policy import Residency
 
@@ -190,6 +191,10 @@ class ResidencyManager:
             pinned=self._policy.pinned(model),
             phases=dict(engine.phase_seconds) if engine else {},
         )
+
+    def demand(self) -> PoolDemand:
+        """What the autoscaling policy is told."""
+        return self._policy.demand(held={model: len(waiters) for model, waiters in self._waiters.items() if waiters})
 
     async def _run(self) -> None:
         while True:

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
+from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import (
     Abandon,
     Action,
@@ -195,14 +196,29 @@ class Residency:
         """Why the model cannot be had at all or for a while, where that is known at once."""
         return self._refusal(self._slots[model], now)
 
-    def protected(self, now: float, lately_s: float) -> bool:
-        """Whether this replica holds a model that is in use, coming up, waited for, pinned, or was used lately."""
-        return any(
-            slot.claimed
-            or slot.pinned
-            or slot.stage in _RISING
-            or (slot.stage in (Stage.AWAKE, *_GOING) and (slot.in_flight or now - slot.last_used < lately_s))
-            for slot in (*self._up.values(), *self._queue.values())
+    def demand(self, held: Mapping[str, int]) -> PoolDemand:
+        """What the autoscaling policy is told. `held`: by model, the calls that wait."""
+        stays = [slot for slot in self._up.values() if slot.stage not in _GOING]
+        room = self.limits.memory_bytes - sum(slot.memory() for slot in stays)
+        coming = {slot.model.id for slot in stays if slot.stage in _RISING}
+        unmet = {}
+        waiting = [
+            slot
+            for slot in map(self._slots.__getitem__, held)
+            if slot.stage in (Stage.STOPPED, Stage.ASLEEP) or slot.stage in _GOING
+        ]
+        for slot in sorted(waiting, key=lambda slot: (slot.wanted_since or 0.0, slot.model.id)):
+            if slot.bytes <= room:
+                room -= slot.bytes
+                coming.add(slot.model.id)
+            else:
+                unmet[slot.model.id] = slot.bytes
+        return PoolDemand(
+            held=sum(held.values()),
+            awake=frozenset(slot.model.id for slot in stays if slot.stage is Stage.AWAKE),
+            coming=frozenset(coming),
+            unmet=unmet,
+            free_bytes=self.limits.memory_bytes - self.used_bytes(),
         )
 
     def handle(self, event: Event, now: float) -> list[Action]:

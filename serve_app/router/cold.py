@@ -25,8 +25,10 @@ class PoolCalls(Protocol):
         """Have an operator's order carried out, by `only` this replica or by the one that is best for it."""
 
 
-# After a fault of Serve's own (the pool's replica died, none can be placed) ask again, while somebody waits.
+# After a fault of Serve's own (the pool's replica died, none can be placed), or where the replica was about to be
+# stopped, ask again, while somebody waits.
 _ASK_AGAIN_S = 0.5
+_CLOSING = "closing"
 
 
 class ColdStarts:
@@ -89,8 +91,12 @@ class ColdStarts:
                 logger.warning("the pool did not answer for %s: %s", model, type(error).__name__)
                 await asyncio.sleep(_ASK_AGAIN_S)
                 answer = {"pending": True}
-            if refused := answer.get("refused"):
+            refused = answer.get("refused")
+            if refused and refused["code"] != _CLOSING:
                 raise refusal(model, refused)
+            if refused:
+                # Scaled down or upgraded just now: another replica will do, or a new one.
+                await asyncio.sleep(_ASK_AGAIN_S)
             if target := answer.get("target"):
                 return Target(**target)
             if not self._waiting[model]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.handle import DeploymentHandle
+from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.types import ASGIApp
 
 from serve_app import log
@@ -22,6 +22,8 @@ from serve_app.telemetry.ray_metrics import decision_meter
 logger = logging.getLogger(__name__)
 
 _ORDER_TIMEOUT_S = 30.0
+# Longer than a pool takes to answer: so long is waited for a replica before it is asked whether anybody still waits.
+_ACQUIRE_S = 10.0
 
 _ingress_app: RouterApp | None = None
 
@@ -60,8 +62,10 @@ class Router:
         global _ingress_app
         _ingress_app = new_app(front_door=False)
         handles = [(handle, model_id) for model_id, (_, handle) in residents.items()]
-        last = [(pool[1], config.lazy[0].id)] if pool else []
-        self._opening = asyncio.create_task(_open_ways(handles, last))
+        scaling = config.pool.autoscaling
+        may_be_empty = scaling is not None and scaling.min_replicas == 0
+        last = (pool[1], config.lazy[0].id) if pool else None
+        self._opening = asyncio.create_task(_open_ways(handles, last, pool_may_be_empty=may_be_empty))
         self._listener.start()
 
     async def check_health(self) -> None:
@@ -74,13 +78,24 @@ class Router:
         await self._listener.stop()
 
 
-async def _open_ways(handles: list[tuple[DeploymentHandle, str]], last: list[tuple[DeploymentHandle, str]]) -> None:
+async def _open_ways(
+    residents: list[tuple[DeploymentHandle, str]], pool: tuple[DeploymentHandle, str] | None, *, pool_may_be_empty: bool
+) -> None:
     """Have Serve open the way to every deployment; from then on it keeps our tables of replicas true.
 
     The pool comes last: it begins with its standby engine then, and does not slow the residents' start.
     """
-    await asyncio.gather(*(_describe(handle, model_id) for handle, model_id in handles))
-    await asyncio.gather(*(_describe(handle, model_id) for handle, model_id in last))
+    await asyncio.gather(*(_describe(handle, model_id) for handle, model_id in residents))
+    if pool and pool_may_be_empty:
+        # This opens the way, too, and asks for no replica.
+        pool[0].options()
+    elif pool:
+        await _describe(*pool)
+
+
+async def _result(call: DeploymentResponse) -> dict[str, Any]:
+    answer: dict[str, Any] = await call
+    return answer
 
 
 async def _describe(handle: DeploymentHandle, model_id: str) -> None:
@@ -99,15 +114,18 @@ class ServePool:
 
     async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
         """See `PoolCalls`."""
+        # Without a replica the call waits in this process, and that makes Serve start one.
         call = self._handle.acquire.remote(model, memory_bytes=self._memory_bytes[model], avoid=tuple(avoid))
-        answer: dict[str, Any] = await call
-        return answer
+        try:
+            return await asyncio.wait_for(asyncio.ensure_future(_result(call)), _ACQUIRE_S)
+        except TimeoutError:
+            call.cancel()
+            return {"pending": True}
 
     async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
         """See `PoolCalls`."""
         call = self._handle.order.remote(model, order, memory_bytes=self._memory_bytes[model], only=only)
-        answer: dict[str, Any] = await asyncio.wait_for(call, _ORDER_TIMEOUT_S)
-        return answer
+        return await asyncio.wait_for(asyncio.ensure_future(_result(call)), _ORDER_TIMEOUT_S)
 
 
 class NoPool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from serve_app.catalog import Catalog
 from serve_app.config import Model
-from serve_app.models.replicas import PublishedModel, Replica, Target, choose, replicas_of
+from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
 from serve_app.router.relay import Relay
@@ -94,7 +94,7 @@ class Fleet:
             if self._awake(replica, model)
         }
         if last := self.cold.last(model.id):
-            if replicas and last.replica_id not in {replica.id for replica in replicas}:
+            if (replicas or self._empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
                 self.cold.forget(model.id)
             else:
                 awake.setdefault(last.replica_id, last)
@@ -111,11 +111,18 @@ class Fleet:
         On an upgrade it gets requests at once, and the model is there all the time.
         """
         deployment = self._deployments[model.id]
-        while not replicas_of(deployment) and time.monotonic() < self._known_by:  # noqa: ASYNC110 # another thread's
+        # A pool may have none.
+        told = known if model.tier == "lazy" else replicas_of
+        while not told(deployment) and time.monotonic() < self._known_by:  # noqa: ASYNC110 # another thread's
             await asyncio.sleep(_KNOWN_POLL_S)
 
     def _replicas(self, model: Model) -> tuple[Replica, ...]:
         return replicas_of(self._deployments[model.id])
+
+    def _empty(self, model: Model) -> bool:
+        """Whether the model's deployment has no replica; it is scaled to zero, or all have died."""
+        deployment = self._deployments[model.id]
+        return known(deployment) and not replicas_of(deployment)
 
     def _awake(self, replica: Replica, model: Model) -> bool:
         published = replica.models.get(model.id)

@@ -45,9 +45,19 @@ def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
 
 
 class Service:
-    """A running service. `models` in the form of a deployment file's."""
+    """A running service. `models` in the form of a deployment file's.
 
-    def __init__(self, models: list[dict[str, Any]], **args: Any) -> None:
+    It brings a Ray of its own, or runs on the cluster at `address`, reached with `environment`.
+    """
+
+    def __init__(
+        self,
+        models: list[dict[str, Any]],
+        *,
+        address: str = "local",
+        environment: dict[str, str] | None = None,
+        **args: Any,
+    ) -> None:
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
         # Short: Ray puts sockets below it, and their paths may have 107 characters.
@@ -59,7 +69,11 @@ class Service:
             if model.get("tier") == "resident":
                 model.setdefault("resources", {"num_cpus": 0.1})
         self.serve_port = free_port()
+        self._address = address
+        self._environment = environment or {"RAY_TMPDIR": str(self.scratch), "RAY_AUTH_MODE": "token"}
         document = {
+            # The nodes of a fake cluster share their ports.
+            "proxy_location": "HeadOnly",
             "http_options": {"host": "127.0.0.1", "port": self.serve_port},
             "applications": [
                 {
@@ -77,13 +91,8 @@ class Service:
         self._family: list[psutil.Process] = []
 
     def start(self, *, wait: bool = True) -> None:
-        environment = {
-            **os.environ,
-            "RAY_TMPDIR": str(self.scratch),
-            "RAY_AUTH_MODE": "token",
-            "PYTHONPATH": str(REPOSITORY),
-        }
-        command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(self.file)]
+        environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
+        command = [str(Path(sys.executable).parent / "serve"), "run", "--address", self._address, str(self.file)]
         # A child inherits an ignored SIGINT (of a background job, say) and would not hear our Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.log.open("wb") as log:

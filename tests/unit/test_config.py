@@ -161,9 +161,44 @@ def test_resident_model_may_be_larger_than_the_pool() -> None:
     assert parsed(resident(memory_gb=80), pool={"memory_gb": 8})
 
 
-@pytest.mark.parametrize("fields", [{"resources": {"num_gpus": 1}}, {"replicas": 2}])
+@pytest.mark.parametrize(
+    "fields", [{"resources": {"num_gpus": 1}}, {"replicas": 2}, {"autoscaling": {"max_replicas": 2}}]
+)
 def test_lazy_model_with_resources_of_its_own_is_refused(fields: dict[str, Any]) -> None:
-    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources and replicas")
+    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources, replicas and autoscaling")
+
+
+def test_autoscaling_is_instead_of_a_number_of_replicas() -> None:
+    both = {"replicas": 2, "autoscaling": {"max_replicas": 3}}
+    assert complaint(resident(**both)).startswith("models[0].replicas: is decided by autoscaling")
+    assert complaint(pool=both).startswith("pool.replicas: is decided by autoscaling")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "path"),
+    [
+        ({}, "max_replicas: missing"),
+        ({"max_replicas": 0}, "max_replicas: "),
+        ({"min_replicas": 3, "max_replicas": 2}, "max_replicas: 2 is less than min_replicas: 3"),
+        ({"min_replicas": -1, "max_replicas": 2}, "min_replicas: "),
+        ({"max_replicas": 2, "downscale_delay_s": -1}, "downscale_delay_s: "),
+    ],
+)
+def test_wrong_value_of_autoscaling_is_named_by_its_path(scaling: dict[str, Any], path: str) -> None:
+    assert complaint(pool={"autoscaling": scaling}).startswith(f"pool.autoscaling.{path}")
+    assert complaint(resident(autoscaling=scaling)).startswith(f"models[0].autoscaling.{path}")
+
+
+def test_the_pool_may_be_empty_and_a_resident_model_may_not() -> None:
+    none = {"min_replicas": 0, "max_replicas": 2}
+    assert parsed(pool={"autoscaling": none}).pool.autoscaling
+    assert complaint(resident(autoscaling=none)).startswith("models[0].autoscaling.min_replicas: ")
+
+
+def test_the_replicas_that_are_there_from_the_start_are_counted() -> None:
+    scaled = resident(id="scaled", autoscaling={"min_replicas": 2, "max_replicas": 5})
+    config = parsed(resident(replicas=3), scaled)
+    assert [model.least_replicas for model in config.models] == [3, 2]
 
 
 def test_pool_larger_than_its_gpu_is_refused() -> None:

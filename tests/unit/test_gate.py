@@ -224,3 +224,16 @@ async def test_count_returns_to_zero_when_the_client_leaves(gate: Gate, app: App
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     assert gate.in_flight == 0
     assert gate.close_if_idle()
+
+
+async def test_prompt_tokens_in_flight_are_estimated_from_the_bodies(app: App, gate: Gate) -> None:
+    def request(size: int) -> Scope:
+        headers = [(SECRET_HEADER.encode(), SECRET.encode()), (b"content-length", str(size).encode())]
+        return {"type": "http", "path": "/v1/completions", "headers": headers}
+
+    calls = [asyncio.create_task(gate(request(size), never, Reply().send)) for size in (400, 2000)]
+    await asyncio.sleep(0)
+    assert gate.in_flight_tokens == 600
+    app.finish.set()
+    await asyncio.gather(*calls)
+    assert gate.in_flight_tokens == 0

@@ -7,6 +7,7 @@ import pytest
 from scripted_engine import ScriptedEngine, failed
 
 from serve_app.residency import manager as manager_module
+from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import LazyModel, Limits
 from serve_app.residency.manager import Refused, ResidencyManager
 from serve_app.residency.policy import LEASE_S
@@ -321,3 +322,19 @@ async def test_nothing_is_kept_for_requests_that_are_over(pool: Pool) -> None:
     await pool.until(lambda: pool.manager._policy._slots["b"].waiting == 0)
     assert not any(pool.manager._waiters.values())
     assert len(pool.manager._effects) <= 2
+
+
+async def test_demand_names_what_is_awake_what_comes_and_what_finds_no_room(pool: Pool) -> None:
+    assert pool.manager.demand() == PoolDemand(free_bytes=10)
+    (task,) = await waiting(pool, "a")
+    assert pool.manager.demand() == PoolDemand(held=1, coming=frozenset("a"))
+    pool.engines[0].load.set()
+    await task
+    assert pool.manager.demand() == PoolDemand(awake=frozenset("a"))
+    # Just granted, so it keeps its room for a while.
+    other = asyncio.create_task(pool.acquired("b"))
+    await pool.until(lambda: pool.manager.demand().held)
+    assert pool.manager.demand() == PoolDemand(held=1, awake=frozenset("a"), unmet={"b": 10})
+    other.cancel()
+    await pool.until(lambda: not pool.manager.demand().held)
+    assert pool.manager.demand() == PoolDemand(awake=frozenset("a"))
