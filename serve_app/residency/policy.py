@@ -77,6 +77,7 @@ class _Slot:
     load_s: float
     wake_s: float
     stage: Stage = Stage.STOPPED
+    left: Stage = Stage.STOPPED
     since: float = 0.0
     waiting: int = 0
     wanted_since: float | None = None
@@ -97,7 +98,7 @@ class _Slot:
     may_sleep: bool = True
 
     def enter(self, stage: Stage, now: float) -> None:
-        self.stage, self.since = stage, now
+        self.left, self.stage, self.since = self.stage, stage, now
         if stage is not Stage.AWAKE:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
@@ -109,17 +110,22 @@ class _Slot:
     def idle(self, now: float) -> bool:
         return self.stage is Stage.AWAKE and not self.in_flight and not self.claimed and now >= self.lease_until
 
+    @property
+    def holds_as(self) -> Stage:
+        """The stage whose memory it holds: an unload gives nothing back before its end."""
+        return self.left if self.stage is Stage.UNLOADING else self.stage
+
     def memory(self) -> int:
         """Accelerator memory that it has, will have, or has not given back yet."""
         if self.stage is Stage.STOPPED:
             return 0
-        return self.model.asleep_bytes if self.stage is Stage.ASLEEP else self.bytes
+        return self.model.asleep_bytes if self.holds_as is Stage.ASLEEP else self.bytes
 
     def host(self) -> int:
         """Host memory, likewise."""
         if self.stage is Stage.STOPPED:
             return 0
-        asleep = self.stage in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
+        asleep = self.holds_as in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
         return self.model.process_bytes + (self.model.host_bytes if asleep else 0)
 
     def count(self, requests: int, now: float) -> None:
@@ -464,7 +470,7 @@ class Residency:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
         for slot in self._up.values():
             if slot.stage in _GOING:
-                missing -= slot.bytes - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
+                missing -= slot.memory() - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
                 host_missing -= slot.host() if slot.stage is Stage.UNLOADING else 0
         others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
         asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
@@ -534,7 +540,7 @@ class Residency:
     def _shed(self, now: float) -> list[Action]:
         """Where models turned out larger than configured: let go until all of them fit again."""
         over = self.used_bytes() - self.limits.memory_bytes
-        over -= sum(slot.bytes for slot in self._up.values() if slot.stage in _GOING)
+        over -= sum(slot.memory() for slot in self._up.values() if slot.stage in _GOING)
         if over <= 0:
             return []
         idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
