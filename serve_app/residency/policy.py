@@ -99,7 +99,7 @@ class _Slot:
 
     def enter(self, stage: Stage, now: float) -> None:
         self.left, self.stage, self.since = self.stage, stage, now
-        if stage is not Stage.AWAKE:
+        if stage in _RISING:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
     @property
@@ -257,9 +257,8 @@ class Residency:
                 return self._died(self._slots[model], reason, now)
             case StillBusy(model):
                 slot = self._slots[model]
-                self._enter(slot, Stage.AWAKE, now)
-                slot.in_flight, slot.last_used, slot.lease_until = 1, now, now + LEASE_S
-                return [*self._grant(slot, now), *self._make_room(now)]
+                slot.in_flight, slot.lease_until = 1, now + LEASE_S
+                return self._risen(slot, now)
             case Ordered(model, order):
                 return self._ordered(self._slots[model], order, now)
 
