@@ -227,8 +227,8 @@ class Residency:
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
                 return self._active(self._slots[model], in_flight, arrived, now)
-            case Loaded(model) | Woken(model) if self._slots[model].stage not in _RISING:
-                return []  # it came up just when it was given up
+            case Loaded(model) | LoadFailed(model) | Woken(model) if self._slots[model].stage not in _RISING:
+                return []  # it ended just when it was given up; `Unloaded` will say that it is gone
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
                 slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
