@@ -107,6 +107,11 @@ class _Slot:
         """Whether somebody wants it up: a waiting request, or an operator."""
         return bool(self.waiting) or self.ordered
 
+    def line_up(self, now: float) -> None:
+        """Take a place in the queue, or keep the one it has or has only just left."""
+        if self.wanted_since is None or (not self.claimed and now - self.left_at > PLACE_KEPT_S):
+            self.wanted_since = now
+
     def idle(self, now: float) -> bool:
         return self.stage is Stage.AWAKE and not self.in_flight and not self.claimed and now >= self.lease_until
 
@@ -268,11 +273,11 @@ class Residency:
         if refusal := self._refusal(slot, now):
             return [refusal]
         slot.count(1, now)
+        if slot.stage is not Stage.AWAKE:
+            slot.line_up(now)
         slot.waiting += 1
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
-        if slot.wanted_since is None or (slot.waiting == 1 and now - slot.left_at > PLACE_KEPT_S):
-            slot.wanted_since = now
         self._requeue(slot)
         return self._make_room(now)
 
@@ -358,13 +363,15 @@ class Residency:
             case Order.LOAD | Order.PIN:
                 slot.pinned = slot.pinned or order is Order.PIN
                 if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
+                    slot.line_up(now)
                     slot.ordered = True
-                    slot.wanted_since = now if slot.wanted_since is None else slot.wanted_since
                     self._requeue(slot)
                 slot.last_used = max(slot.last_used, now)
             case Order.UNPIN:
                 slot.pinned = False
             case Order.SLEEP | Order.UNLOAD:
+                if slot.ordered:
+                    slot.left_at = now
                 slot.pinned = slot.ordered = False
                 self._requeue(slot)
                 return [*self._put_away(slot, order, now), *self._make_room(now)]
