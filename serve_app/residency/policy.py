@@ -271,6 +271,7 @@ class Residency:
 
     def _wanted(self, slot: _Slot, now: float) -> list[Action]:
         if refusal := self._refusal(slot, now):
+            self._dismiss(slot)
             return [refusal]
         slot.count(1, now)
         if slot.stage is not Stage.AWAKE:
@@ -289,18 +290,17 @@ class Residency:
             return None
         if now < slot.retry_at:
             return Refuse(model, "load_failed", slot.failure, slot.retry_at - now)
-        pinned = sum(other.bytes for other in self._slots_pinned() if other is not slot)
-        if pinned + slot.bytes > self.limits.memory_bytes:
+        pinned = [other for other in self._up.values() if other.pinned and other is not slot]
+        host = sum(other.host() for other in pinned) + slot.model.process_bytes
+        if sum(other.bytes for other in pinned) + slot.bytes > self.limits.memory_bytes or self._host_limit(host):
             return Refuse(model, "no_room", "pinned models hold the memory that it needs", 60)
-        if not self.limits.evicts and self._missing(slot) > 0:
+        coming, host_coming = self._coming()
+        if not self.limits.evicts and (self._missing(slot) > coming or self._host_needed(slot) > host_coming):
             return Refuse(model, "no_room", "other models hold the memory, and this pool evicts none", 30)
         return None
 
     def _host_limit(self, needed: int) -> bool:
         return 0 < self.limits.host_bytes < needed
-
-    def _slots_pinned(self) -> list[_Slot]:
-        return [slot for slot in self._up.values() if slot.pinned]
 
     def _active(self, slot: _Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
         if slot.stage is Stage.AWAKE:
@@ -341,8 +341,8 @@ class Residency:
         wait_s = self.limits.backoff_s * min(2**slot.failures, MAX_BACKOFF_FACTOR)
         slot.failures += 1
         slot.failure, slot.retry_at = reason, now + wait_s
-        waited, slot.waiting, slot.wanted_since, slot.ordered = slot.waiting, 0, None, False
-        self._requeue(slot)
+        waited = slot.waiting
+        self._dismiss(slot)
         return [Refuse(slot.model.id, "load_failed", reason, wait_s)] if waited else []
 
     def _died(self, slot: _Slot, reason: str, now: float) -> list[Action]:
@@ -409,6 +409,11 @@ class Residency:
         else:
             self._queue.pop(slot.model.id, None)
 
+    def _dismiss(self, slot: _Slot) -> None:
+        """Whoever waits for it is refused, and an operator's order dropped."""
+        slot.waiting, slot.wanted_since, slot.ordered = 0, None, False
+        self._requeue(slot)
+
     def _in_order(self, now: float) -> list[_Slot]:
         """Who waits for room; each `ageing_s` of waiting is worth one step of priority."""
 
@@ -446,6 +451,9 @@ class Residency:
             missing, host_missing = self._missing(slot), self._host_needed(slot)
             if missing <= 0 and host_missing <= 0:
                 actions.append(self._bring_up(slot, now))
+            elif refusal := self._refusal(slot, now):
+                self._dismiss(slot)
+                actions.append(refusal)
             elif not blocked:
                 actions += self._evict_for(slot, missing, host_missing, now)
                 blocked = True
@@ -469,15 +477,20 @@ class Residency:
     def _host_needed(self, slot: _Slot) -> int:
         return self._host_missing(slot.model.process_bytes) if slot.stage is Stage.STOPPED else 0
 
+    def _coming(self) -> tuple[int, int]:
+        """Accelerator and host bytes that will be free when all that goes is gone."""
+        unloads = [slot for slot in self._up.values() if slot.stage is Stage.UNLOADING]
+        sleeps = [slot for slot in self._up.values() if slot.stage is Stage.FALLING_ASLEEP]
+        freed = sum(slot.memory() for slot in unloads) + sum(slot.bytes - slot.model.asleep_bytes for slot in sleeps)
+        return freed, sum(slot.host() for slot in unloads)
+
     def _aged(self, slot: _Slot, now: float) -> bool:
         return slot.wanted_since is not None and now - slot.wanted_since >= self.limits.ageing_s
 
     def _evict_for(self, newcomer: _Slot, missing: int, host_missing: int, now: float) -> list[Action]:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
-        for slot in self._up.values():
-            if slot.stage in _GOING:
-                missing -= slot.memory() - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
-                host_missing -= slot.host() if slot.stage is Stage.UNLOADING else 0
+        coming, host_coming = self._coming()
+        missing, host_missing = missing - coming, host_missing - host_coming
         others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
         asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
         actions: list[Action] = []
