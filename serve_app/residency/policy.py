@@ -491,41 +491,46 @@ class Residency:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
         coming, host_coming = self._coming()
         missing, host_missing = missing - coming, host_missing - host_coming
-        others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
-        asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
-        actions: list[Action] = []
-        if missing > 0:
-            idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
-            awake = _fewest(sorted(idle, key=self._value(now)), missing, self._frees)
-            if not awake and (left := missing - sum(map(self._frees, idle))) > 0:
-                # A sleeping one holds little; but with many of them that little may be what is missing.
-                residue = _fewest(asleep, left, lambda slot: slot.model.asleep_bytes)
-                if residue:
-                    awake = idle
-                    actions += [self._stop(slot, now) for slot in residue]
-                    asleep = [slot for slot in asleep if slot not in residue]
-            # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
-            aged = self._aged(newcomer, now)
-            if not awake and not actions and aged:
-                busy = [slot for slot in others if self._may_drain(slot, now)]
-                awake = _fewest(sorted(busy, key=self._value(now)), missing, self._frees)
-            if not awake and not actions:
-                return [self._give_up(slot, now) for slot in self._abandonable(others, missing, now)]
-            for slot in awake:
-                actions += self._let_go(slot, asleep, aged, now)
-        if host_missing > 0 and not any(isinstance(action, Unload) for action in actions):
-            actions += self._free_host(asleep, others, host_missing, now)
-        return actions
+        others = sorted((s for s in self._up.values() if not s.pinned and s is not newcomer), key=self._value(now))
+        asleep = [slot for slot in others if slot.stage is Stage.ASLEEP and not slot.claimed]
+        idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
+        # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
+        aged = self._aged(newcomer, now)
+        busy = [slot for slot in others if self._may_drain(slot, now)] if aged else []
+        for awake in (idle, busy):
+            if choice := self._choose(asleep, awake, missing, host_missing):
+                ended, let_go = choice
+                actions = [self._stop(slot, now, aged and slot.stage is Stage.AWAKE) for slot in ended]
+                for slot in let_go:
+                    actions += self._let_go(slot, newcomer, asleep, aged, now)
+                return actions
+        return [self._give_up(slot, now) for slot in self._abandonable(others, missing, host_missing, now)]
 
-    def _free_host(self, asleep: list[_Slot], others: list[_Slot], missing: int, now: float) -> list[Action]:
-        """End sleeping models, then idle ones, until so much host memory will be free."""
-        idle = sorted((s for s in others if s.idle(now) and self._stayed(s, now)), key=self._value(now))
-        return [self._stop(slot, now) for slot in _fewest([*asleep, *idle], missing, _Slot.host)]
+    def _choose(
+        self, asleep: list[_Slot], awake: list[_Slot], missing: int, host_missing: int
+    ) -> tuple[list[_Slot], list[_Slot]] | None:
+        """Whom to end, and whom to let go, for that much room; None where it is not to be had from them."""
+        ended = _fewest([*asleep, *awake], host_missing, _Slot.host)
+        if host_missing > 0 and not ended:
+            return None
+        missing -= sum(slot.memory() for slot in ended)
+        awake = [slot for slot in awake if slot not in ended]
+        let_go = _fewest(awake, missing, self._frees)
+        if missing > 0 and not let_go:
+            # A sleeping one holds little; but with many of them that little may be what is missing.
+            missing -= sum(map(self._frees, awake))
+            residue = _fewest([slot for slot in asleep if slot not in ended], missing, _Slot.memory)
+            if not residue:
+                return None
+            ended, let_go = ended + residue, awake
+        return ended, let_go
 
-    def _let_go(self, slot: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
-        """Put an awake model to sleep where the host has room, or gets it from models that are worth less."""
+    def _let_go(self, slot: _Slot, newcomer: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
+        """Put an awake model to sleep where the host has room for it and the newcomer, or gets it from models that
+        are worth less."""
         if self._may_sleep(slot):
-            lacking = self._host_missing(slot.model.host_bytes)
+            needed = newcomer.model.process_bytes if newcomer.stage is Stage.STOPPED else 0
+            lacking = self._host_missing(slot.model.host_bytes + needed)
             if lacking <= 0:
                 self._enter(slot, Stage.FALLING_ASLEEP, now)
                 return [Sleep(slot.model.id, drain=drain)]
@@ -539,18 +544,20 @@ class Residency:
         self._enter(slot, Stage.UNLOADING, now)
         return [Unload(slot.model.id, drain=drain)]
 
-    def _stop(self, slot: _Slot, now: float) -> Action:
+    def _stop(self, slot: _Slot, now: float, drain: bool = False) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
-        return Unload(slot.model.id)
+        return Unload(slot.model.id, drain)
 
-    def _abandonable(self, others: list[_Slot], missing: int, now: float) -> list[_Slot]:
+    def _abandonable(self, others: list[_Slot], missing: int, host_missing: int, now: float) -> list[_Slot]:
         """Loads that nobody wants any more, where giving them up makes the room."""
         forlorn = [
             slot
             for slot in others
             if slot.stage is Stage.LOADING and not slot.claimed and now - slot.left_at >= self.limits.grace_s
         ]
-        return _fewest(sorted(forlorn, key=self._value(now)), missing, lambda slot: slot.bytes)
+        given_up = _fewest(forlorn, missing, _Slot.memory) or _fewest(forlorn, host_missing, _Slot.host)
+        enough = sum(s.memory() for s in given_up) >= missing and sum(s.host() for s in given_up) >= host_missing
+        return given_up if enough else []
 
     def _give_up(self, slot: _Slot, now: float) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
