@@ -419,7 +419,7 @@ class Residency:
 
         def rank(slot: _Slot) -> tuple[float, float, str]:
             since = now if slot.wanted_since is None else slot.wanted_since
-            gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else 0
+            gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else math.inf
             return -(slot.model.priority + gained), since, slot.model.id
 
         return sorted(self._queue.values(), key=rank)
