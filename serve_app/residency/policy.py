@@ -303,7 +303,7 @@ class Residency:
         return 0 < self.limits.host_bytes < needed
 
     def _active(self, slot: _Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
-        if slot.stage is Stage.AWAKE:
+        if slot.stage in (Stage.AWAKE, *_GOING):
             # What was granted has been counted when it was wanted.
             slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
             slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
