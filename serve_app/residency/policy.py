@@ -444,22 +444,32 @@ class Residency:
 
     def _make_room(self, now: float) -> list[Action]:
         """Bring up what waits, in order. Behind one that must wait for room others go first only where they fit
-        into what is free and it has not aged."""
+        into what is free, leave it the room that is on its way, and it has not aged."""
         actions: list[Action] = []
-        blocked = False
+        blocked: _Slot | None = None
         for slot in self._in_order(now) if self._queue else ():
             missing, host_missing = self._missing(slot), self._host_needed(slot)
             if missing <= 0 and host_missing <= 0:
-                actions.append(self._bring_up(slot, now))
+                if blocked is None or self._leaves_room(slot, blocked):
+                    actions.append(self._bring_up(slot, now))
             elif refusal := self._refusal(slot, now):
                 self._dismiss(slot)
                 actions.append(refusal)
-            elif not blocked:
+            elif blocked is None:
                 actions += self._evict_for(slot, missing, host_missing, now)
-                blocked = True
+                blocked = slot
                 if self._aged(slot, now):
                     break
         return actions or self._shed(now)
+
+    def _leaves_room(self, slot: _Slot, first: _Slot) -> bool:
+        """Whether the room that is on its way for the first in the queue, if it is, stays enough for it."""
+        coming, host_coming = self._coming()
+        missing, host_missing = self._missing(first) - coming, self._host_needed(first) - host_coming
+        if missing > 0 or host_missing > 0:
+            return True
+        process = slot.model.process_bytes if self.limits.host_bytes and slot.stage is Stage.STOPPED else 0
+        return missing + slot.bytes - slot.memory() <= 0 and host_missing + process <= 0
 
     def _bring_up(self, slot: _Slot, now: float) -> Action:
         asleep = slot.stage is Stage.ASLEEP
