@@ -527,12 +527,14 @@ class Residency:
         awake = [slot for slot in awake if slot not in ended]
         let_go = _fewest(awake, missing, self._frees)
         if missing > 0 and not let_go:
-            # A sleeping one holds little; but with many of them that little may be what is missing.
-            missing -= sum(map(self._frees, awake))
-            residue = _fewest([slot for slot in asleep if slot not in ended], missing, _Slot.memory)
+            # A sleeping one holds little; but that little may be what is missing.
+            asleep = [slot for slot in asleep if slot not in ended]
+            residue, let_go = _fewest(asleep, missing - sum(map(self._frees, awake)), _Slot.memory), awake
+            if not residue:
+                residue, let_go = _fewest([*asleep, *awake], missing, _Slot.memory), []
             if not residue:
                 return None
-            ended, let_go = ended + residue, awake
+            ended += residue
         return ended, let_go
 
     def _let_go(self, slot: _Slot, newcomer: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
