@@ -4,7 +4,8 @@ Events come in with the time, actions go out; `manager` carries them out and rep
 
 What always holds (each is a test in `tests/sim/`):
 - one load or wake per model at a time; whoever wants it meanwhile joins;
-- a model that is in use, on its way up, waited for, or just granted to a waiter is never put to sleep or unloaded;
+- a model that is in use, on its way up, waited for, or just granted to a waiter is never put to sleep or unloaded
+  (a sleeping one that waits behind an aged one may be ended; who waits for it stays, and it is loaded anew);
 - something goes only to make room for a model that will then fit, after its idle time, or on an operator's word;
 - a model that can never fit is refused at once; one whose load failed is refused until its back-off is over;
 - a failed load changes nothing for the models that were running;
@@ -502,10 +503,12 @@ class Residency:
         coming, host_coming = self._coming()
         missing, host_missing = missing - coming, host_missing - host_coming
         others = sorted((s for s in self._up.values() if not s.pinned and s is not newcomer), key=self._value(now))
-        asleep = [slot for slot in others if slot.stage is Stage.ASLEEP and not slot.claimed]
+        aged = self._aged(newcomer, now)
+        # Also one that waits behind an aged one, as the last: both could wait for the memory that the other holds.
+        asleep = [slot for slot in others if slot.stage is Stage.ASLEEP and (aged or not slot.claimed)]
+        asleep.sort(key=lambda slot: slot.claimed)
         idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
         # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
-        aged = self._aged(newcomer, now)
         busy = [slot for slot in others if self._may_drain(slot, now)] if aged else []
         for awake in (idle, busy):
             if choice := self._choose(asleep, awake, missing, host_missing):
@@ -550,7 +553,7 @@ class Residency:
             if lacking <= coming:
                 return []  # when that is free it sleeps
             worth = self._value(now)
-            lesser = [s for s in asleep if s.stage is Stage.ASLEEP and worth(s) < worth(slot)]
+            lesser = [s for s in asleep if s.stage is Stage.ASLEEP and not s.claimed and worth(s) < worth(slot)]
             if ended := _fewest(lesser, lacking - coming, _Slot.host):
                 return [self._stop(s, now) for s in ended]
         self._enter(slot, Stage.UNLOADING, now)
