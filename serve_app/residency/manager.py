@@ -228,8 +228,10 @@ class ResidencyManager:
             case events.Abandon(model):
                 if loading := self._loading.get(model):
                     loading.cancel()
-                else:
+                elif model in self._engines:
                     self._spawn(self._unload(model, drain=True))  # it has come up just now
+                else:
+                    self._events.put_nowait(events.Unloaded(model))  # it has failed just now
             case events.Sleep(model, drain):
                 self._spawn(self._sleep(model, drain))
             case events.Wake(model):

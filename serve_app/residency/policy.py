@@ -4,7 +4,8 @@ Events come in with the time, actions go out; `manager` carries them out and rep
 
 What always holds (each is a test in `tests/sim/`):
 - one load or wake per model at a time; whoever wants it meanwhile joins;
-- a model that is in use, on its way up, waited for, or just granted to a waiter is never put to sleep or unloaded;
+- a model that is in use, on its way up, waited for, or just granted to a waiter is never put to sleep or unloaded
+  (a sleeping one that waits behind an aged one may be ended; who waits for it stays, and it is loaded anew);
 - something goes only to make room for a model that will then fit, after its idle time, or on an operator's word;
 - a model that can never fit is refused at once; one whose load failed is refused until its back-off is over;
 - a failed load changes nothing for the models that were running;
@@ -78,6 +79,7 @@ class _Slot:
     load_s: float
     wake_s: float
     stage: Stage = Stage.STOPPED
+    left: Stage = Stage.STOPPED
     since: float = 0.0
     waiting: int = 0
     wanted_since: float | None = None
@@ -98,8 +100,8 @@ class _Slot:
     may_sleep: bool = True
 
     def enter(self, stage: Stage, now: float) -> None:
-        self.stage, self.since = stage, now
-        if stage is not Stage.AWAKE:
+        self.left, self.stage, self.since = self.stage, stage, now
+        if stage in _RISING:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
     @property
@@ -107,20 +109,30 @@ class _Slot:
         """Whether somebody wants it up: a waiting request, or an operator."""
         return bool(self.waiting) or self.ordered
 
+    def line_up(self, now: float) -> None:
+        """Take a place in the queue, or keep the one it has or has only just left."""
+        if self.wanted_since is None or (not self.claimed and now - self.left_at > PLACE_KEPT_S):
+            self.wanted_since = now
+
     def idle(self, now: float) -> bool:
         return self.stage is Stage.AWAKE and not self.in_flight and not self.claimed and now >= self.lease_until
+
+    @property
+    def holds_as(self) -> Stage:
+        """The stage whose memory it holds: an unload gives nothing back before its end."""
+        return self.left if self.stage is Stage.UNLOADING else self.stage
 
     def memory(self) -> int:
         """Accelerator memory that it has, will have, or has not given back yet."""
         if self.stage is Stage.STOPPED:
             return 0
-        return self.model.asleep_bytes if self.stage is Stage.ASLEEP else self.bytes
+        return self.model.asleep_bytes if self.holds_as is Stage.ASLEEP else self.bytes
 
     def host(self) -> int:
         """Host memory, likewise."""
         if self.stage is Stage.STOPPED:
             return 0
-        asleep = self.stage in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
+        asleep = self.holds_as in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
         return self.model.process_bytes + (self.model.host_bytes if asleep else 0)
 
     def count(self, requests: int, now: float) -> None:
@@ -237,8 +249,8 @@ class Residency:
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
                 return self._active(self._slots[model], in_flight, arrived, now)
-            case Loaded(model) | Woken(model) if self._slots[model].stage not in _RISING:
-                return []  # it came up just when it was given up
+            case Loaded(model) | LoadFailed(model) | Woken(model) if self._slots[model].stage not in _RISING:
+                return []  # it ended just when it was given up; `Unloaded` will say that it is gone
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
                 slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
@@ -267,9 +279,8 @@ class Residency:
                 return self._died(self._slots[model], reason, now)
             case StillBusy(model):
                 slot = self._slots[model]
-                self._enter(slot, Stage.AWAKE, now)
-                slot.in_flight, slot.last_used, slot.lease_until = 1, now, now + LEASE_S
-                return [*self._grant(slot, now), *self._make_room(now)]
+                slot.in_flight, slot.lease_until = 1, now + LEASE_S
+                return self._risen(slot, now)
             case Ordered(model, order):
                 return self._ordered(self._slots[model], order, now)
 
@@ -277,13 +288,14 @@ class Residency:
 
     def _wanted(self, slot: _Slot, now: float) -> list[Action]:
         if refusal := self._refusal(slot, now):
+            self._dismiss(slot)
             return [refusal]
         slot.count(1, now)
+        if slot.stage is not Stage.AWAKE:
+            slot.line_up(now)
         slot.waiting += 1
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
-        if slot.wanted_since is None or (slot.waiting == 1 and now - slot.left_at > PLACE_KEPT_S):
-            slot.wanted_since = now
         self._requeue(slot)
         return self._make_room(now)
 
@@ -295,21 +307,20 @@ class Residency:
             return None
         if now < slot.retry_at:
             return Refuse(model, "load_failed", slot.failure, slot.retry_at - now)
-        pinned = sum(other.bytes for other in self._slots_pinned() if other is not slot)
-        if pinned + slot.bytes > self.limits.memory_bytes:
+        pinned = [other for other in self._up.values() if other.pinned and other is not slot]
+        host = sum(other.host() for other in pinned) + slot.model.process_bytes
+        if sum(other.bytes for other in pinned) + slot.bytes > self.limits.memory_bytes or self._host_limit(host):
             return Refuse(model, "no_room", "pinned models hold the memory that it needs", 60)
-        if not self.limits.evicts and self._missing(slot) > 0:
+        coming, host_coming = self._coming()
+        if not self.limits.evicts and (self._missing(slot) > coming or self._host_needed(slot) > host_coming):
             return Refuse(model, "no_room", "other models hold the memory, and this pool evicts none", 30)
         return None
 
     def _host_limit(self, needed: int) -> bool:
         return 0 < self.limits.host_bytes < needed
 
-    def _slots_pinned(self) -> list[_Slot]:
-        return [slot for slot in self._up.values() if slot.pinned]
-
     def _active(self, slot: _Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
-        if slot.stage is Stage.AWAKE:
+        if slot.stage in (Stage.AWAKE, *_GOING):
             # What was granted has been counted when it was wanted.
             slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
             slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
@@ -347,8 +358,8 @@ class Residency:
         wait_s = self.limits.backoff_s * min(2**slot.failures, MAX_BACKOFF_FACTOR)
         slot.failures += 1
         slot.failure, slot.retry_at = reason, now + wait_s
-        waited, slot.waiting, slot.wanted_since, slot.ordered = slot.waiting, 0, None, False
-        self._requeue(slot)
+        waited = slot.waiting
+        self._dismiss(slot)
         return [Refuse(slot.model.id, "load_failed", reason, wait_s)] if waited else []
 
     def _died(self, slot: _Slot, reason: str, now: float) -> list[Action]:
@@ -369,13 +380,15 @@ class Residency:
             case Order.LOAD | Order.PIN:
                 slot.pinned = slot.pinned or order is Order.PIN
                 if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
+                    slot.line_up(now)
                     slot.ordered = True
-                    slot.wanted_since = now if slot.wanted_since is None else slot.wanted_since
                     self._requeue(slot)
                 slot.last_used = max(slot.last_used, now)
             case Order.UNPIN:
                 slot.pinned = False
             case Order.SLEEP | Order.UNLOAD:
+                if slot.ordered:
+                    slot.left_at = now
                 slot.pinned = slot.ordered = False
                 self._requeue(slot)
                 return [*self._put_away(slot, order, now), *self._make_room(now)]
@@ -413,12 +426,17 @@ class Residency:
         else:
             self._queue.pop(slot.model.id, None)
 
+    def _dismiss(self, slot: _Slot) -> None:
+        """Whoever waits for it is refused, and an operator's order dropped."""
+        slot.waiting, slot.wanted_since, slot.ordered = 0, None, False
+        self._requeue(slot)
+
     def _in_order(self, now: float) -> list[_Slot]:
         """Who waits for room; each `ageing_s` of waiting is worth one step of priority."""
 
         def rank(slot: _Slot) -> tuple[float, float, str]:
             since = now if slot.wanted_since is None else slot.wanted_since
-            gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else 0
+            gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else math.inf
             return -(slot.model.priority + gained), since, slot.model.id
 
         return sorted(self._queue.values(), key=rank)
@@ -443,19 +461,32 @@ class Residency:
 
     def _make_room(self, now: float) -> list[Action]:
         """Bring up what waits, in order. Behind one that must wait for room others go first only where they fit
-        into what is free and it has not aged."""
+        into what is free, leave it the room that is on its way, and it has not aged."""
         actions: list[Action] = []
-        blocked = False
+        blocked: _Slot | None = None
         for slot in self._in_order(now) if self._queue else ():
             missing, host_missing = self._missing(slot), self._host_needed(slot)
             if missing <= 0 and host_missing <= 0:
-                actions.append(self._bring_up(slot, now))
-            elif not blocked:
+                if blocked is None or self._leaves_room(slot, blocked):
+                    actions.append(self._bring_up(slot, now))
+            elif refusal := self._refusal(slot, now):
+                self._dismiss(slot)
+                actions.append(refusal)
+            elif blocked is None:
                 actions += self._evict_for(slot, missing, host_missing, now)
-                blocked = True
+                blocked = slot
                 if self._aged(slot, now):
                     break
         return actions or self._shed(now)
+
+    def _leaves_room(self, slot: _Slot, first: _Slot) -> bool:
+        """Whether the room that is on its way for the first in the queue, if it is, stays enough for it."""
+        coming, host_coming = self._coming()
+        missing, host_missing = self._missing(first) - coming, self._host_needed(first) - host_coming
+        if missing > 0 or host_missing > 0:
+            return True
+        process = slot.model.process_bytes if self.limits.host_bytes and slot.stage is Stage.STOPPED else 0
+        return missing + slot.bytes - slot.memory() <= 0 and host_missing + process <= 0
 
     def _bring_up(self, slot: _Slot, now: float) -> Action:
         asleep = slot.stage is Stage.ASLEEP
@@ -473,50 +504,64 @@ class Residency:
     def _host_needed(self, slot: _Slot) -> int:
         return self._host_missing(slot.model.process_bytes) if slot.stage is Stage.STOPPED else 0
 
+    def _coming(self) -> tuple[int, int]:
+        """Accelerator and host bytes that will be free when all that goes is gone."""
+        unloads = [slot for slot in self._up.values() if slot.stage is Stage.UNLOADING]
+        sleeps = [slot for slot in self._up.values() if slot.stage is Stage.FALLING_ASLEEP]
+        freed = sum(slot.memory() for slot in unloads) + sum(slot.bytes - slot.model.asleep_bytes for slot in sleeps)
+        return freed, sum(slot.host() for slot in unloads)
+
     def _aged(self, slot: _Slot, now: float) -> bool:
         return slot.wanted_since is not None and now - slot.wanted_since >= self.limits.ageing_s
 
     def _evict_for(self, newcomer: _Slot, missing: int, host_missing: int, now: float) -> list[Action]:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
-        for slot in self._up.values():
-            if slot.stage in _GOING:
-                missing -= slot.bytes - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
-                host_missing -= slot.host() if slot.stage is Stage.UNLOADING else 0
-        others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
-        asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
-        actions: list[Action] = []
-        if missing > 0:
-            idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
-            awake = _fewest(sorted(idle, key=self._value(now)), missing, self._frees)
-            if not awake and (left := missing - sum(map(self._frees, idle))) > 0:
-                # A sleeping one holds little; but with many of them that little may be what is missing.
-                residue = _fewest(asleep, left, lambda slot: slot.model.asleep_bytes)
-                if residue:
-                    awake = idle
-                    actions += [self._stop(slot, now) for slot in residue]
-                    asleep = [slot for slot in asleep if slot not in residue]
-            # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
-            aged = self._aged(newcomer, now)
-            if not awake and not actions and aged:
-                busy = [slot for slot in others if self._may_drain(slot, now)]
-                awake = _fewest(sorted(busy, key=self._value(now)), missing, self._frees)
-            if not awake and not actions:
-                return [self._give_up(slot, now) for slot in self._abandonable(others, missing, now)]
-            for slot in awake:
-                actions += self._let_go(slot, asleep, aged, now)
-        if host_missing > 0 and not any(isinstance(action, Unload) for action in actions):
-            actions += self._free_host(asleep, others, host_missing, now)
-        return actions
+        coming, host_coming = self._coming()
+        missing, host_missing = missing - coming, host_missing - host_coming
+        others = sorted((s for s in self._up.values() if not s.pinned and s is not newcomer), key=self._value(now))
+        aged = self._aged(newcomer, now)
+        # Also one that waits behind an aged one, as the last: both could wait for the memory that the other holds.
+        asleep = [slot for slot in others if slot.stage is Stage.ASLEEP and (aged or not slot.claimed)]
+        asleep.sort(key=lambda slot: slot.claimed)
+        idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
+        # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
+        busy = [slot for slot in others if self._may_drain(slot, now)] if aged else []
+        for awake in (idle, busy):
+            if choice := self._choose(asleep, awake, missing, host_missing):
+                ended, let_go = choice
+                actions = [self._stop(slot, now, aged and slot.stage is Stage.AWAKE) for slot in ended]
+                for slot in let_go:
+                    actions += self._let_go(slot, newcomer, asleep, aged, now)
+                return actions
+        return [self._give_up(slot, now) for slot in self._abandonable(others, missing, host_missing, now)]
 
-    def _free_host(self, asleep: list[_Slot], others: list[_Slot], missing: int, now: float) -> list[Action]:
-        """End sleeping models, then idle ones, until so much host memory will be free."""
-        idle = sorted((s for s in others if s.idle(now) and self._stayed(s, now)), key=self._value(now))
-        return [self._stop(slot, now) for slot in _fewest([*asleep, *idle], missing, _Slot.host)]
+    def _choose(
+        self, asleep: list[_Slot], awake: list[_Slot], missing: int, host_missing: int
+    ) -> tuple[list[_Slot], list[_Slot]] | None:
+        """Whom to end, and whom to let go, for that much room; None where it is not to be had from them."""
+        ended = _fewest([*asleep, *awake], host_missing, _Slot.host)
+        if host_missing > 0 and not ended:
+            return None
+        missing -= sum(slot.memory() for slot in ended)
+        awake = [slot for slot in awake if slot not in ended]
+        let_go = _fewest(awake, missing, self._frees)
+        if missing > 0 and not let_go:
+            # A sleeping one holds little; but that little may be what is missing.
+            asleep = [slot for slot in asleep if slot not in ended]
+            residue, let_go = _fewest(asleep, missing - sum(map(self._frees, awake)), _Slot.memory), awake
+            if not residue:
+                residue, let_go = _fewest([*asleep, *awake], missing, _Slot.memory), []
+            if not residue:
+                return None
+            ended += residue
+        return ended, let_go
 
-    def _let_go(self, slot: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
-        """Put an awake model to sleep where the host has room, or gets it from models that are worth less."""
+    def _let_go(self, slot: _Slot, newcomer: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
+        """Put an awake model to sleep where the host has room for it and the newcomer, or gets it from models that
+        are worth less."""
         if self._may_sleep(slot):
-            lacking = self._host_missing(slot.model.host_bytes)
+            needed = newcomer.model.process_bytes if newcomer.stage is Stage.STOPPED else 0
+            lacking = self._host_missing(slot.model.host_bytes + needed)
             if lacking <= 0:
                 self._enter(slot, Stage.FALLING_ASLEEP, now)
                 return [Sleep(slot.model.id, drain=drain)]
@@ -524,24 +569,26 @@ class Residency:
             if lacking <= coming:
                 return []  # when that is free it sleeps
             worth = self._value(now)
-            lesser = [s for s in asleep if s.stage is Stage.ASLEEP and worth(s) < worth(slot)]
+            lesser = [s for s in asleep if s.stage is Stage.ASLEEP and not s.claimed and worth(s) < worth(slot)]
             if ended := _fewest(lesser, lacking - coming, _Slot.host):
                 return [self._stop(s, now) for s in ended]
         self._enter(slot, Stage.UNLOADING, now)
         return [Unload(slot.model.id, drain=drain)]
 
-    def _stop(self, slot: _Slot, now: float) -> Action:
+    def _stop(self, slot: _Slot, now: float, drain: bool = False) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
-        return Unload(slot.model.id)
+        return Unload(slot.model.id, drain)
 
-    def _abandonable(self, others: list[_Slot], missing: int, now: float) -> list[_Slot]:
+    def _abandonable(self, others: list[_Slot], missing: int, host_missing: int, now: float) -> list[_Slot]:
         """Loads that nobody wants any more, where giving them up makes the room."""
         forlorn = [
             slot
             for slot in others
             if slot.stage is Stage.LOADING and not slot.claimed and now - slot.left_at >= self.limits.grace_s
         ]
-        return _fewest(sorted(forlorn, key=self._value(now)), missing, lambda slot: slot.bytes)
+        given_up = _fewest(forlorn, missing, _Slot.memory) or _fewest(forlorn, host_missing, _Slot.host)
+        enough = sum(s.memory() for s in given_up) >= missing and sum(s.host() for s in given_up) >= host_missing
+        return given_up if enough else []
 
     def _give_up(self, slot: _Slot, now: float) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
@@ -550,7 +597,7 @@ class Residency:
     def _shed(self, now: float) -> list[Action]:
         """Where models turned out larger than configured: let go until all of them fit again."""
         over = self.used_bytes() - self.limits.memory_bytes
-        over -= sum(slot.bytes for slot in self._up.values() if slot.stage in _GOING)
+        over -= sum(slot.memory() for slot in self._up.values() if slot.stage in _GOING)
         if over <= 0:
             return []
         idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
