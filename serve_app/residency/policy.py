@@ -263,13 +263,17 @@ class Residency:
         if refusal := self._refusal(slot, now):
             return [refusal]
         slot.count(1, now)
+        self._begin_to_wait(slot, now)
         slot.waiting += 1
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
-        if slot.wanted_since is None or (slot.waiting == 1 and now - slot.left_at > PLACE_KEPT_S):
-            slot.wanted_since = now
         self._requeue(slot)
         return self._make_room(now)
+
+    def _begin_to_wait(self, slot: _Slot, now: float) -> None:
+        """To be called before the claim: the first one's time counts, for as long as there is one."""
+        if slot.wanted_since is None or (not slot.claimed and now - slot.left_at > PLACE_KEPT_S):
+            slot.wanted_since = now
 
     def _refusal(self, slot: _Slot, now: float) -> Refuse | None:
         model = slot.model.id
@@ -353,8 +357,8 @@ class Residency:
             case Order.LOAD | Order.PIN:
                 slot.pinned = slot.pinned or order is Order.PIN
                 if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
+                    self._begin_to_wait(slot, now)
                     slot.ordered = True
-                    slot.wanted_since = now if slot.wanted_since is None else slot.wanted_since
                     self._requeue(slot)
                 slot.last_used = max(slot.last_used, now)
             case Order.UNPIN:
