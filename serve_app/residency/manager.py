@@ -209,8 +209,11 @@ class ResidencyManager:
                 activity = (engine.in_flight, engine.served)
                 if activity != self._reported.get(model):
                     self._reported[model] = activity
-                    arrived = engine.in_flight + engine.served - self._served_before[model]
-                    self._take(events.Activity(model, engine.in_flight, arrived))
+                    self._take(events.Activity(model, engine.in_flight, self._arrived(model, engine)))
+
+    def _arrived(self, model: str, engine: Engine) -> int:
+        """Requests since the engine came up."""
+        return engine.in_flight + engine.served - self._served_before[model]
 
     def _take(self, event: events.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
@@ -336,7 +339,7 @@ class ResidencyManager:
         if drain:
             await engine.drain(_DRAIN_LIMIT_S)
         elif not await engine.close_if_idle() and engine.phase is not Phase.STOPPED:
-            self._events.put_nowait(events.StillBusy(model))
+            self._events.put_nowait(events.StillBusy(model, self._arrived(model, engine)))
             return False
         return True
 

@@ -99,7 +99,10 @@ class _Slot:
     def enter(self, stage: Stage, now: float) -> None:
         self.stage, self.since = stage, now
         if stage is not Stage.AWAKE:
-            self.in_flight = self.arrived = self.arrived_at_grant = 0
+            self.in_flight = 0
+        if stage is not Stage.AWAKE and stage not in _GOING:
+            # One that was going and stays has counted on.
+            self.arrived = self.arrived_at_grant = 0
 
     @property
     def claimed(self) -> bool:
@@ -249,9 +252,11 @@ class Residency:
                 return self._fallen(self._slots[model], Stage.STOPPED, now)
             case Died(model, reason):
                 return self._died(self._slots[model], reason, now)
-            case StillBusy(model):
+            case StillBusy(model, arrived):
                 slot = self._slots[model]
                 self._enter(slot, Stage.AWAKE, now)
+                slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
+                slot.arrived = max(slot.arrived, arrived)
                 slot.in_flight, slot.last_used, slot.lease_until = 1, now, now + LEASE_S
                 return [*self._grant(slot, now), *self._make_room(now)]
             case Ordered(model, order):
