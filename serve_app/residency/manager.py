@@ -263,15 +263,9 @@ class ResidencyManager:
             logger.info("gave up loading %s", model)
             self._events.put_nowait(events.Unloaded(model))
             return
-        except EngineError as error:
-            self._engines.pop(model, None)
-            logger.error("%s", error)
-            self._events.put_nowait(events.LoadFailed(model, str(error)))
-            return
         except Exception as error:
             self._engines.pop(model, None)
-            logger.exception("loading %s failed", model)
-            self._events.put_nowait(events.LoadFailed(model, f"{type(error).__name__}: {error}"))
+            self._events.put_nowait(events.LoadFailed(model, _log_failure(f"loading {model} failed", error)))
             return
         finally:
             self._loading.pop(model, None)
@@ -301,8 +295,8 @@ class ResidencyManager:
         logger.info("putting %s to sleep", model)
         try:
             await engine.sleep(self._sleep_levels.get(model, 1))
-        except EngineError as error:
-            logger.error("%s", error)
+        except Exception as error:
+            _log_failure(f"{model} did not fall asleep", error)
             self._events.put_nowait(events.SleepFailed(model))
             return
         self._events.put_nowait(events.Slept(model))
@@ -314,10 +308,10 @@ class ResidencyManager:
         logger.info("waking %s", model)
         try:
             await engine.wake()
-        except EngineError as error:
-            logger.error("%s", error)
+        except Exception as error:
+            reason = _log_failure(f"{model} did not wake", error)
             if await self._end(model, engine):
-                self._events.put_nowait(events.WakeFailed(model, str(error)))
+                self._events.put_nowait(events.WakeFailed(model, reason))
             return
         seconds = self._clock() - began
         self._served_before[model] = engine.served
@@ -357,3 +351,12 @@ class ResidencyManager:
 
 def _closing() -> Refused:
     return Refused("closing", "its replica is shutting down", _RETRY_AFTER_S)
+
+
+def _log_failure(what: str, error: Exception) -> str:
+    """Log what an engine failed at; returns the reason. One that nobody foresaw is logged with its traceback."""
+    if isinstance(error, EngineError):
+        logger.error("%s", error)
+        return str(error)
+    logger.error("%s", what, exc_info=error)
+    return f"{type(error).__name__}: {error}"
