@@ -273,6 +273,8 @@ class ResidencyManager:
         self._served_before[model] = 0
         self._reported[model] = (0, 0)
         memory = await asyncio.to_thread(engine.memory_bytes)
+        if self._engines.get(model) is not engine:
+            return  # given up and ended meanwhile; the next load may be under way
         logger.info("%s is awake after %.1f s, with %.2f GB", model, seconds, memory / 1e9)
         self._events.put_nowait(events.Loaded(model, seconds, memory))
         self._spawn(self._mourn(model, engine))
