@@ -131,6 +131,8 @@ class ResidencyManager:
 
     def order(self, model: str, order: Order) -> None:
         """Have an operator's order carried out, as far as it goes. Raises `Refused` where the model cannot be had."""
+        if self._closing:
+            raise _closing()
         self._check_known(model)
         if order in (Order.LOAD, Order.PIN) and (refusal := self._policy.refusal(model, self._clock())):
             raise Refused(refusal.code, refusal.reason, refusal.retry_after_s)
