@@ -155,7 +155,7 @@ class Unloaded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StillBusy:
-    """The unload or the sleep found a request in flight and changed nothing. `arrived`: as in `Activity`; 0: unknown."""
+    """The unload or the sleep found a request in flight and changed nothing. `arrived`: see `Activity`; 0: unknown."""
 
     model: str
     arrived: int = 0
