@@ -190,7 +190,7 @@ class StandbyHost:
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
             case "done":
-                self.in_flight = event["in_flight"]
+                self.in_flight, self.served = event["in_flight"], event["served"]
                 if (waiting := self._asked.get(event["number"])) and not waiting.done():
                     waiting.set_result(event)
             case "failed":
