@@ -382,9 +382,15 @@ class Config(_Strict):
                 )
             if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1):
                 raise ValueError(f"{where}: resources and replicas of a lazy model are the pool's; remove them here")
-        real = [model.id for model in self.lazy if not model.fake]
-        if self.pool.host_memory_gb and not self.pool.resources.num_gpus and real:
+        real = [model.id for model in self.lazy if not model.fake and self.sleeps(model)]
+        if not self.pool.resources.num_gpus and real:
             raise ValueError(f"pool.host_memory_gb: vLLM sleeps on GPUs only, and the pool has none for {real[0]}")
+        host_gb = self.pool.host_memory_gb
+        if host_gb and self.pool.process_gb > host_gb and self.lazy:
+            raise ValueError(
+                f"pool.process_gb: {self.pool.process_gb:g} is more than pool.host_memory_gb: {host_gb:g};"
+                " nothing could ever load"
+            )
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
