@@ -400,16 +400,18 @@ class Config(_Strict):
     def _schedule(self) -> Self:
         try:
             ZoneInfo(self.pool.timezone)
-        except (ZoneInfoNotFoundError, ValueError):
+        except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError(f"pool.timezone: {self.pool.timezone} is no time zone") from None
         for index, model in enumerate(self.models):
             if model.tier == "resident" and (model.preload or model.warm_at):
                 raise ValueError(f"models[{index}]: preload and warm_at are for lazy models; this one is always loaded")
             for place, line in enumerate(model.warm_at):
                 try:
-                    CronSim(line, datetime.now())
+                    comes = next(CronSim(line, datetime.now()), None)
                 except CronSimError as error:
                     raise ValueError(f"models[{index}].warm_at[{place}]: no cron expression: {error}") from None
+                if comes is None:
+                    raise ValueError(f"models[{index}].warm_at[{place}]: no cron expression: it never comes")
         return self
 
     @model_validator(mode="after")
