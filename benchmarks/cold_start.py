@@ -129,7 +129,7 @@ def report(found: dict[str, Any], plain_s: float, console: Console) -> bool:
     rounds = found["rounds"]
     median = statistics.median(entry["first_token_s"] for entry in rounds)
     table = Table("phase", "median s", title="Where the time goes")
-    names = [name for name in rounds[0]["phases"]]
+    names = list(rounds[0]["phases"])
     phases = {name: statistics.median(entry["phases"].get(name, 0.0) for entry in rounds) for name in names}
     for name, seconds in phases.items():
         table.add_row(name, f"{seconds:.2f}")
