@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import psutil
 
-from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase
+from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase, StuckError
 from serve_app.engines.memory import taken_by
 
 logger = logging.getLogger(__name__)
@@ -362,7 +362,7 @@ class EngineProcess:
                 while taken_by([process for process in processes if process.is_running()]):  # noqa: ASYNC110 # polled
                     await asyncio.sleep(_FREED_POLL_S)
         except TimeoutError:
-            raise EngineError(f"the processes of {self.spec.model_id} cannot be ended") from None
+            raise StuckError(f"the processes of {self.spec.model_id} cannot be ended") from None
 
     def kill(self) -> None:
         """See `Engine.kill`."""

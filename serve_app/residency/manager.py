@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 
-from serve_app.engines.base import Engine, EngineError, Phase
+from serve_app.engines.base import Engine, EngineError, Phase, StuckError
 from serve_app.residency import events
 from serve_app.residency.events import LazyModel, Limits, Order, Stage
 from serve_app.residency.policy import Residency
@@ -264,6 +264,10 @@ class ResidencyManager:
             self._engines.pop(model, None)
             logger.info("gave up loading %s", model)
             self._events.put_nowait(events.Unloaded(model))
+            return
+        except StuckError:
+            logger.exception("%s could not be ended", model)
+            self._stuck_engine = model  # it keeps its memory until the replica is replaced
             return
         except Exception as error:
             self._engines.pop(model, None)

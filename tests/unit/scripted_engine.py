@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from serve_app.engines.base import Address, EngineError, EngineSpec, Phase
+from serve_app.engines.base import Address, EngineError, EngineSpec, Phase, StuckError
 
 
 class ScriptedEngine:
@@ -47,6 +47,8 @@ class ScriptedEngine:
         try:
             await self.load.wait()
         except asyncio.CancelledError:
+            if self.resists:
+                raise StuckError("it resists") from None
             self.kill()
             raise
         if self.failure:
@@ -110,7 +112,7 @@ class ScriptedEngine:
         self.stops += 1
         await self.ended.wait()
         if self.resists:
-            raise TimeoutError
+            raise StuckError("it resists")
         self.kill()
 
     def kill(self) -> None:

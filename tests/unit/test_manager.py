@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from scripted_engine import ScriptedEngine, failed
 
-from serve_app.engines.base import EngineError, Phase
+from serve_app.engines.base import EngineError, Phase, StuckError
 from serve_app.residency import manager as manager_module
 from serve_app.residency.events import LazyModel, Limits, Order
 from serve_app.residency.manager import Refused, ResidencyManager
@@ -623,6 +623,24 @@ async def test_load_that_was_given_up_does_not_pass_for_the_next_one(pool: Pool)
     assert (pool.state("a"), task.done()) == ("loading", False)
     pool.engines[1].load.set()
     assert await task is pool.engines[1]
+
+
+@pytest.mark.parametrize("abandoned", [True, False])
+async def test_load_that_cannot_be_ended_keeps_its_memory_and_is_a_problem_of_the_replica(
+    pool: Pool, abandoned: bool
+) -> None:
+    (leaver,) = await waiting(pool, "a")
+    await left(pool, leaver, "a")
+    engine = pool.engines[0]
+    engine.resists = True
+    if abandoned:
+        pool.manager.order("a", Order.UNLOAD)
+    else:
+        engine.failure = StuckError("it was not ready, and cannot be ended")
+        engine.load.set()
+    await pool.until(lambda: pool.manager.problem() == "the engine of a could not be ended")
+    assert pool.manager.used_bytes() == 10
+    engine.resists = False
 
 
 # Orders
