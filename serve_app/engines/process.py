@@ -107,7 +107,7 @@ class StandbyHost:
             self.process.stdin.write(orjson.dumps({"cmd": cmd, **fields}) + b"\n")
 
     async def ask(self, cmd: str, timeout_s: float = _ANSWER_S, **fields: Any) -> dict[str, Any] | None:
-        """Send a command and wait for its `done` event; None if the host is gone, or did not answer and is ended."""
+        """Send a command and wait for its `done` event; None if the host is gone, or did not answer and was killed."""
         number = next(self._commands)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -118,7 +118,8 @@ class StandbyHost:
             # One that does not answer serves nobody either.
             self.failure = f"it hung: it did not answer to `{cmd}` for {timeout_s:g} s"
             self.kill()
-            await self.exited.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exited.wait(), _KILL_WAIT_S)
             return None
         finally:
             del self._asked[number]
