@@ -437,9 +437,15 @@ class Config(_Strict):
                 raise ValueError(
                     f"{where}: resources, replicas and autoscaling of a lazy model are the pool's; remove them here"
                 )
-        real = [model.id for model in self.lazy if not model.fake]
-        if self.pool.host_memory_gb and not self.pool.resources.num_gpus and real:
+        real = [model.id for model in self.lazy if not model.fake and self.sleeps(model)]
+        if not self.pool.resources.num_gpus and real:
             raise ValueError(f"pool.host_memory_gb: vLLM sleeps on GPUs only, and the pool has none for {real[0]}")
+        host_gb = self.pool.host_memory_gb
+        if host_gb and self.pool.process_gb > host_gb and self.lazy:
+            raise ValueError(
+                f"pool.process_gb: {self.pool.process_gb:g} is more than pool.host_memory_gb: {host_gb:g};"
+                " nothing could ever load"
+            )
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
@@ -449,16 +455,18 @@ class Config(_Strict):
     def _schedule(self) -> Self:
         try:
             ZoneInfo(self.pool.timezone)
-        except (ZoneInfoNotFoundError, ValueError):
+        except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ValueError(f"pool.timezone: {self.pool.timezone} is no time zone") from None
         for index, model in enumerate(self.models):
             if model.tier == "resident" and (model.preload or model.warm_at):
                 raise ValueError(f"models[{index}]: preload and warm_at are for lazy models; this one is always loaded")
             for place, line in enumerate(model.warm_at):
                 try:
-                    CronSim(line, datetime.now())
+                    comes = next(CronSim(line, datetime.now()), None)
                 except CronSimError as error:
                     raise ValueError(f"models[{index}].warm_at[{place}]: no cron expression: {error}") from None
+                if comes is None:
+                    raise ValueError(f"models[{index}].warm_at[{place}]: no cron expression: it never comes")
         return self
 
     @model_validator(mode="after")

@@ -74,6 +74,10 @@ class EngineError(Exception):
     """An engine could not start, or died. The message is one sentence for an operator."""
 
 
+class StuckError(EngineError):
+    """An engine's processes cannot be ended; they keep their memory."""
+
+
 class Engine(Protocol):
     """One model, running or not. All waiting methods may be cancelled; `kill` always works."""
 
@@ -97,7 +101,10 @@ class Engine(Protocol):
         """Requests finished since the start, as last reported."""
 
     async def start(self) -> None:
-        """Return once the first token was generated. Raises `EngineError`; nothing is left running then."""
+        """Return once the first token was generated. Raises `EngineError`; nothing is left running then.
+
+        Cancelled, it ends what it began. Where that does not work, either way raises `StuckError`.
+        """
 
     async def close_if_idle(self) -> bool:
         """Stop admitting if nothing is in flight, atomically in the host. False: it is in use, and stays open."""
@@ -115,7 +122,7 @@ class Engine(Protocol):
         """Undo `sleep`, generate one token, and admit requests again. Raises `EngineError`: end it then."""
 
     async def stop(self, grace_s: float) -> None:
-        """End the engine and return when its processes are gone and its memory with them."""
+        """End the engine and return when its processes are gone and its memory with them. Raises `StuckError`."""
 
     def kill(self) -> None:
         """End all its processes now."""

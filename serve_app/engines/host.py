@@ -7,7 +7,7 @@ event a line on what was its stdout:
     commands  start {spec, address, secret} · close_if_idle {number} · close {number}
               sleep {number, level} · wake {number} · stop
     events    standby · phase {phase} · ready · activity {in_flight, served, tokens} (every second at least)
-              done {number, ok, in_flight, message} · failed {message}
+              done {number, ok, in_flight, served, message} · failed {message}
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
 engine outlives its replica.
@@ -185,7 +185,8 @@ def _obey(commands: Commands, gate: Gate, events: Events, stop: asyncio.Event, s
     steering: set[asyncio.Task[None]] = set()
 
     def done(command: dict[str, Any], ok: bool, message: str = "") -> None:
-        events.send("done", number=command["number"], ok=ok, in_flight=gate.in_flight, message=message)
+        counts = {"in_flight": gate.in_flight, "served": gate.served}
+        events.send("done", number=command["number"], ok=ok, message=message, **counts)
 
     async def steer(command: dict[str, Any]) -> None:
         try:

@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 import psutil
 
-from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase
+from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase, StuckError
 from serve_app.engines.memory import taken_by
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class StandbyHost:
             self.process.stdin.write(orjson.dumps({"cmd": cmd, **fields}) + b"\n")
 
     async def ask(self, cmd: str, timeout_s: float = _ANSWER_S, **fields: Any) -> dict[str, Any] | None:
-        """Send a command and wait for its `done` event; None if the host is gone, or did not answer and is ended."""
+        """Send a command and wait for its `done` event; None if the host is gone, or did not answer and was killed."""
         number = next(self._commands)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         try:
@@ -119,7 +119,8 @@ class StandbyHost:
             # One that does not answer serves nobody either.
             self.failure = f"it hung: it did not answer to `{cmd}` for {timeout_s:g} s"
             self.kill()
-            await self.exited.wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.exited.wait(), _KILL_WAIT_S)
             return None
         finally:
             del self._asked[number]
@@ -192,7 +193,7 @@ class StandbyHost:
                 self.in_flight, self.served = event["in_flight"], event["served"]
                 self.tokens = event["tokens"]
             case "done":
-                self.in_flight = event["in_flight"]
+                self.in_flight, self.served = event["in_flight"], event["served"]
                 if (waiting := self._asked.get(event["number"])) and not waiting.done():
                     waiting.set_result(event)
             case "failed":
@@ -369,7 +370,7 @@ class EngineProcess:
                 while taken_by([process for process in processes if process.is_running()]):  # noqa: ASYNC110 # polled
                     await asyncio.sleep(_FREED_POLL_S)
         except TimeoutError:
-            raise EngineError(f"the processes of {self.spec.model_id} cannot be ended") from None
+            raise StuckError(f"the processes of {self.spec.model_id} cannot be ended") from None
 
     def kill(self) -> None:
         """See `Engine.kill`."""

@@ -7,7 +7,7 @@ here as a plain table. So a replica is picked from data at hand, with no RPC per
 from __future__ import annotations
 
 import dataclasses
-import zlib
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -107,7 +107,9 @@ def rank_for_load(model: str, replica_id: str, stats: Mapping[str, Any], memory_
     # One that has published nothing has just come, and is empty.
     free = stats["limit_bytes"] - stats["used_bytes"] if "limit_bytes" in stats else memory_bytes
     rank = _FAILED if state == "failed" else _STATES.get(state, _WITH_ROOM if memory_bytes <= free else _MUST_EVICT)
-    return rank, zlib.crc32(f"{model}\n{replica_id}".encode())
+    # Not a CRC: of two names of one length it differs by the same bits whatever the model, and one would win too often.
+    digest = hashlib.blake2b(f"{model}\n{replica_id}".encode(), digest_size=8).digest()
+    return rank, int.from_bytes(digest)
 
 
 def choose(targets: Iterable[Target], load: Callable[[str], int], tried: Collection[str]) -> Target | None:

@@ -155,9 +155,10 @@ class Unloaded:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StillBusy:
-    """The unload or the sleep found a request in flight and changed nothing."""
+    """The unload or the sleep found a request in flight and changed nothing. `arrived`: see `Activity`; 0: unknown."""
 
     model: str
+    arrived: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Mapping
 
-from serve_app.engines.base import Engine, EngineError, Phase
+from serve_app.engines.base import Engine, EngineError, Phase, StuckError
 from serve_app.residency import events
 from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import LazyModel, Limits, Order, Stage
@@ -132,6 +132,8 @@ class ResidencyManager:
 
     def order(self, model: str, order: Order) -> None:
         """Have an operator's order carried out, as far as it goes. Raises `Refused` where the model cannot be had."""
+        if self._closing:
+            raise _closing()
         self._check_known(model)
         if order in (Order.LOAD, Order.PIN) and (refusal := self._policy.refusal(model, self._clock())):
             raise Refused(refusal.code, refusal.reason, refusal.retry_after_s)
@@ -214,8 +216,11 @@ class ResidencyManager:
                 activity = (engine.in_flight, engine.served)
                 if activity != self._reported.get(model):
                     self._reported[model] = activity
-                    arrived = engine.in_flight + engine.served - self._served_before[model]
-                    self._take(events.Activity(model, engine.in_flight, arrived))
+                    self._take(events.Activity(model, engine.in_flight, self._arrived(model, engine)))
+
+    def _arrived(self, model: str, engine: Engine) -> int:
+        """Requests since the engine came up."""
+        return engine.in_flight + engine.served - self._served_before[model]
 
     def _take(self, event: events.Event) -> None:
         for action in self._policy.handle(event, self._clock()):
@@ -267,15 +272,13 @@ class ResidencyManager:
             logger.info("gave up loading %s", model)
             self._events.put_nowait(events.Unloaded(model))
             return
-        except EngineError as error:
-            self._engines.pop(model, None)
-            logger.error("%s", error)
-            self._events.put_nowait(events.LoadFailed(model, str(error)))
+        except StuckError:
+            logger.exception("%s could not be ended", model)
+            self._stuck_engine = model  # it keeps its memory until the replica is replaced
             return
         except Exception as error:
             self._engines.pop(model, None)
-            logger.exception("loading %s failed", model)
-            self._events.put_nowait(events.LoadFailed(model, f"{type(error).__name__}: {error}"))
+            self._events.put_nowait(events.LoadFailed(model, _log_failure(f"loading {model} failed", error)))
             return
         finally:
             self._loading.pop(model, None)
@@ -283,6 +286,8 @@ class ResidencyManager:
         self._served_before[model] = 0
         self._reported[model] = (0, 0)
         memory = await asyncio.to_thread(engine.memory_bytes)
+        if self._engines.get(model) is not engine:
+            return  # given up and ended meanwhile; the next load may be under way
         logger.info("%s is awake after %.1f s, with %.2f GB", model, seconds, memory / 1e9)
         self._events.put_nowait(events.Loaded(model, seconds, memory))
         self._spawn(self._mourn(model, engine))
@@ -305,8 +310,8 @@ class ResidencyManager:
         logger.info("putting %s to sleep", model)
         try:
             await engine.sleep(self._sleep_levels.get(model, 1))
-        except EngineError as error:
-            logger.error("%s", error)
+        except Exception as error:
+            _log_failure(f"{model} did not fall asleep", error)
             self._events.put_nowait(events.SleepFailed(model))
             return
         self._events.put_nowait(events.Slept(model))
@@ -318,10 +323,10 @@ class ResidencyManager:
         logger.info("waking %s", model)
         try:
             await engine.wake()
-        except EngineError as error:
-            logger.error("%s", error)
+        except Exception as error:
+            reason = _log_failure(f"{model} did not wake", error)
             if await self._end(model, engine):
-                self._events.put_nowait(events.WakeFailed(model, str(error)))
+                self._events.put_nowait(events.WakeFailed(model, reason))
             return
         seconds = self._clock() - began
         self._served_before[model] = engine.served
@@ -343,7 +348,7 @@ class ResidencyManager:
         if drain:
             await engine.drain(_DRAIN_LIMIT_S)
         elif not await engine.close_if_idle() and engine.phase is not Phase.STOPPED:
-            self._events.put_nowait(events.StillBusy(model))
+            self._events.put_nowait(events.StillBusy(model, self._arrived(model, engine)))
             return False
         return True
 
@@ -361,3 +366,12 @@ class ResidencyManager:
 
 def _closing() -> Refused:
     return Refused("closing", "its replica is shutting down", _RETRY_AFTER_S)
+
+
+def _log_failure(what: str, error: Exception) -> str:
+    """Log what an engine failed at; returns the reason. One that nobody foresaw is logged with its traceback."""
+    if isinstance(error, EngineError):
+        logger.error("%s", error)
+        return str(error)
+    logger.error("%s", what, exc_info=error)
+    return f"{type(error).__name__}: {error}"

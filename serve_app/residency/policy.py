@@ -277,8 +277,10 @@ class Residency:
                 return self._fallen(self._slots[model], Stage.STOPPED, now)
             case Died(model, reason):
                 return self._died(self._slots[model], reason, now)
-            case StillBusy(model):
+            case StillBusy(model, arrived):
                 slot = self._slots[model]
+                slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
+                slot.arrived = max(slot.arrived, arrived)
                 slot.in_flight, slot.lease_until = 1, now + LEASE_S
                 return self._risen(slot, now)
             case Ordered(model, order):

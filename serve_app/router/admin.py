@@ -19,13 +19,16 @@ from serve_app.router.fleet import Fleet
 
 
 class Admin:
-    """Only for admin keys; without any, for everybody where nobody but this machine can reach us."""
+    """Only for admin keys; without any, for everybody where nobody but this machine can reach us.
 
-    def __init__(self, config: Config, catalog: Catalog, fleet: Fleet) -> None:
+    Of the front door that is known; Serve's own ingress listens where `http_options` say.
+    """
+
+    def __init__(self, config: Config, catalog: Catalog, fleet: Fleet, *, front_door: bool) -> None:
         self._catalog = catalog
         self._fleet = fleet
         self._hashes: Sequence[str] = config.security.admin_keys_sha256
-        self._open = not self._hashes and is_loopback(config.router.host)
+        self._open = front_door and not self._hashes and is_loopback(config.router.host)
 
     async def order(self, request: Request) -> Response:
         """The endpoint."""

@@ -80,7 +80,7 @@ class RouterApp:
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
 
-        admin = Admin(config, self._catalog, self.fleet)
+        admin = Admin(config, self._catalog, self.fleet, front_door=front_door)
         self._app = Starlette(
             routes=[
                 *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),

@@ -10,6 +10,7 @@ from typing import Any
 
 from serve_app.catalog import Catalog
 from serve_app.config import Model
+from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
@@ -29,6 +30,7 @@ _PROBE_TIMEOUT_S = 2.0
 _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
 _WARM_PAUSE_S = 5.0
+_POOL_RETRY_AFTER_S = 5.0
 
 
 class FleetView(Mapping[str, ModelState]):
@@ -158,21 +160,32 @@ class Fleet:
     async def order(self, model: Model, order: Order) -> None:
         """Have an operator's order carried out: a load where it is best, the rest wherever the model is up.
 
-        Raises `ApiError` where the pool refuses.
+        Raises `ApiError` where the pool refuses, or does not answer; every replica that is concerned has heard it then.
         """
         model = self.engine_of(model)
-        up = [
+        concerned: list[str | None] = [
             replica.id
             for replica in self._replicas(model)
-            if (found := replica.models.get(model.id)) and found.state not in ("stopped", "failed")
+            if order is not Order.LOAD and (found := replica.models.get(model.id)) and _concerned(found)
         ]
-        only: list[str | None] = [*up] if order is not Order.LOAD else []
-        for replica_id in only or [None]:
-            if order is Order.UNPIN and replica_id is None:
-                return
+        problems = []
+        # Where none is known the best one for a load is told: it has an order that was given just before.
+        for replica_id in concerned or [None]:
+            if problem := await self._tell(model, order, replica_id):
+                problems.append(problem)
+        if problems:
+            raise problems[0]
+
+    async def _tell(self, model: Model, order: Order, replica_id: str | None) -> ApiError | None:
+        try:
             answer = await self._pool.order(model.id, order.value, replica_id)
-            if refused := answer.get("refused"):
-                raise refusal(model.id, refused)
+        except Exception as error:
+            logger.warning("the pool took no order for %s: %s", model.id, type(error).__name__)
+            return unavailable(
+                f"The pool did not answer for {model.id}.", code="pool_unavailable", retry_after_s=_POOL_RETRY_AFTER_S
+            )
+        refused = answer.get("refused")
+        return refusal(model.id, refused) if refused else None
 
     def spread(self, model: Model, full: Collection[str]) -> None:
         """Where another replica of the pool could hold the model too, have it loaded there in the background."""
@@ -219,3 +232,8 @@ class Fleet:
     async def _answers(self, model: Model) -> bool:
         target = self.target(model)
         return target is not None and await self._relay.healthy(target, _PROBE_TIMEOUT_S)
+
+
+def _concerned(found: PublishedModel) -> bool:
+    """Whether a replica has something of the model that an order could change: it is up, on its way, or kept."""
+    return found.state not in ("stopped", "failed") or found.pinned or bool(found.place)

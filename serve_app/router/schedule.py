@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
@@ -22,7 +22,18 @@ _LOOK_EVERY_S = 15.0
 
 def due(models: Iterable[Model], after: datetime, until: datetime) -> list[Model]:
     """The models whose `warm_at` names a time after the one and not after the other. Pure."""
-    return [model for model in models if any(next(CronSim(line, after)) <= until for line in model.warm_at)]
+    return [model for model in models if any(_names(line, after, until) for line in model.warm_at)]
+
+
+def _names(line: str, after: datetime, until: datetime) -> bool:
+    # In UTC: Python compares the wall clocks of one zone, and those come twice when its clocks go back.
+    first, last = after.astimezone(UTC), until.astimezone(UTC)
+    for time in CronSim(line, after):
+        if time.astimezone(UTC) > last:
+            return False
+        if time.astimezone(UTC) > first:
+            return True
+    return False
 
 
 class Schedule:

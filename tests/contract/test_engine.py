@@ -46,8 +46,14 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @contextlib.asynccontextmanager
 async def started(kind: str) -> AsyncIterator[EngineProcess]:
+    async with running(SPECS[kind]) as engine:
+        yield engine
+
+
+@contextlib.asynccontextmanager
+async def running(spec: EngineSpec) -> AsyncIterator[EngineProcess]:
     address, port = reserve_port("127.0.0.1")
-    engine = EngineProcess(SPECS[kind], address, secret=SECRET)
+    engine = EngineProcess(spec, address, secret=SECRET)
     await engine.start()
     try:
         yield engine
@@ -58,8 +64,8 @@ async def started(kind: str) -> AsyncIterator[EngineProcess]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
 async def engine(request: pytest.FixtureRequest) -> AsyncIterator[EngineProcess]:
-    async with started(request.param) as running:
-        yield running
+    async with started(request.param) as engine:
+        yield engine
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -222,6 +228,108 @@ async def test_a_load_that_hangs_is_ended_at_its_deadline() -> None:
         await engine.start()
     assert engine.memory_bytes() == 0
     port.close()
+
+
+# Sleep. vLLM can on GPUs only, so it is the scripted engine that does here.
+
+
+def sleeper(**script: Any) -> EngineSpec:
+    """A scripted engine that gives up falling asleep or waking after half a second."""
+    return EngineSpec("m", "fake", "", {"tokens": 3, **script}, {}, PLACES, steer_timeout_s=0.5)
+
+
+async def asked(engine: EngineProcess) -> tuple[int, str | None]:
+    """The status of a small request, and the refusal where it is one."""
+    async with (
+        aiohttp.ClientSession(engine.address.url, headers={SECRET_HEADER: SECRET}) as session,
+        session.post(CHAT, json=body()) as answer,
+    ):
+        return answer.status, answer.headers.get(REFUSAL_HEADER)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_an_engine_asleep_has_given_its_memory_back_and_answers_again_when_it_is_woken(level: int) -> None:
+    async with running(sleeper(memory_mb=200)) as engine:
+        awake = engine.memory_bytes()
+        assert await engine.close_if_idle()
+        await engine.sleep(level)
+        assert engine.phase is Phase.ASLEEP
+        assert engine.memory_bytes() < awake - 150_000_000
+        assert await asked(engine) == (503, "closed")
+        await engine.wake()
+        assert engine.phase is Phase.READY
+        assert engine.memory_bytes() > awake - 50_000_000
+        assert await asked(engine) == (200, None)
+
+
+async def test_what_an_engine_has_served_is_known_exactly_once_it_is_closed() -> None:
+    async with running(sleeper()) as engine:
+        for count in range(1, 4):
+            assert await asked(engine) == (200, None)
+            assert await engine.close_if_idle()
+            assert engine.served == count
+            await engine.sleep(1)
+            await engine.wake()
+            assert (engine.served, engine.in_flight) == (count, 0)
+
+
+@pytest.mark.parametrize("command", ["sleep", "wake"])
+async def test_an_engine_that_hangs_falling_asleep_or_waking_is_ended(command: str) -> None:
+    async with running(sleeper(**{f"hang_{command}": True})) as engine:
+        assert await engine.close_if_idle()
+        with pytest.raises(EngineError, match=rf"m: {command} ended it: it hung: .* `{command}` for 0.5 s"):
+            await steered_to(engine, command)
+        assert engine.phase is Phase.STOPPED
+        assert engine.memory_bytes() == 0
+        assert "it hung" in await engine.wait_exit()
+
+
+@pytest.mark.parametrize("command", ["sleep", "wake"])
+async def test_an_engine_that_fails_to_sleep_or_wake_says_why_and_can_be_stopped(command: str) -> None:
+    async with running(sleeper(**{f"fail_{command}": "no room"})) as engine:
+        assert await engine.close_if_idle()
+        with pytest.raises(EngineError, match=rf"m: {command} failed: RuntimeError: no room"):
+            await steered_to(engine, command)
+        assert await asked(engine) == (503, "closed")
+        await engine.stop(2)
+        assert (engine.phase, engine.memory_bytes()) == (Phase.STOPPED, 0)
+
+
+async def steered_to(engine: EngineProcess, command: str) -> None:
+    await engine.sleep(1)
+    if command == "wake":
+        await engine.wake()
+
+
+async def test_an_engine_killed_asleep_is_noticed_and_cannot_be_woken() -> None:
+    async with running(sleeper()) as engine:
+        assert await engine.close_if_idle()
+        await engine.sleep(1)
+        engine.kill()
+        async with asyncio.timeout(5):
+            assert "SIGKILL" in await engine.wait_exit()
+        with pytest.raises(EngineError, match=r"m is not asleep"):
+            await engine.wake()
+
+
+async def test_an_engine_that_is_not_up_does_not_sleep_and_one_that_does_not_sleep_does_not_wake() -> None:
+    async with running(sleeper()) as engine:
+        with pytest.raises(EngineError, match=r"m is not asleep"):
+            await engine.wake()
+        assert await asked(engine) == (200, None)
+        await engine.stop(2)
+        with pytest.raises(EngineError, match=r"m is not running"):
+            await engine.sleep(1)
+
+
+@pytest.mark.real_engine
+async def test_vllm_that_was_not_started_for_it_says_so_when_it_is_told_to_sleep() -> None:
+    async with started("vllm") as engine:
+        assert await engine.close_if_idle()
+        with pytest.raises(EngineError, match=r"m: sleep failed: ValueError: .* without enable_sleep_mode"):
+            await engine.sleep(1)
+        await engine.stop()
+        assert engine.memory_bytes() == 0
 
 
 @pytest.mark.real_engine

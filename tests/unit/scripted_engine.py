@@ -1,12 +1,14 @@
 """An engine in memory that does what a test tells it to; implements the `Engine` protocol."""
 
 import asyncio
+import threading
 
-from serve_app.engines.base import Address, EngineError, EngineSpec, Phase
+from serve_app.engines.base import Address, EngineError, EngineSpec, Phase, StuckError
 
 
 class ScriptedEngine:
-    """Waits in `start` for `load` and in `stop` for `ended`; both are open unless a test clears them."""
+    """Waits in `start` for `load`, in `sleep` for `nods_off`, and so on; all but `load` are set until a test clears
+    them. One that hangs is ended by its process after a time: `kill` is that, too."""
 
     def __init__(self, model: str) -> None:
         self.spec = EngineSpec(model, "fake", "", {}, {}, 8)
@@ -27,10 +29,28 @@ class ScriptedEngine:
         self.idle = asyncio.Event()
         self.idle.set()
         self.asked_to_close = asyncio.Event()
+        self.looks = asyncio.Event()
+        self.looks.set()
+        self.nods_off = asyncio.Event()
+        self.nods_off.set()
+        self.sleep_failure: Exception | None = None
+        self.levels: list[int] = []
+        self.rises = asyncio.Event()
+        self.rises.set()
+        self.wake_failure: Exception | None = None
+        self.wakes = 0
+        self.measured = threading.Event()
+        self.measured.set()
 
     async def start(self) -> None:
         self.phase = Phase.LOADING
-        await self.load.wait()
+        try:
+            await self.load.wait()
+        except asyncio.CancelledError:
+            if self.resists:
+                raise StuckError("it resists") from None
+            self.kill()
+            raise
         if self.failure:
             self.phase = Phase.STOPPED
             self.gone.set()
@@ -39,6 +59,7 @@ class ScriptedEngine:
 
     async def close_if_idle(self) -> bool:
         self.asked_to_close.set()
+        await self.looks.wait()
         if self.busy_once:
             # One request was there when it looked, and has ended since; nobody ever saw the count.
             self.busy_once = False
@@ -59,11 +80,39 @@ class ScriptedEngine:
             return False
         return True
 
+    async def sleep(self, level: int) -> None:
+        if self.phase is not Phase.READY:
+            raise EngineError("it is not running")
+        assert self.closed
+        assert not self.in_flight
+        self.phase = Phase.ASLEEP
+        self.levels.append(level)
+        await self._steered(self.nods_off, self.sleep_failure)
+
+    async def wake(self) -> None:
+        if self.phase is not Phase.ASLEEP:
+            raise EngineError("it is not asleep")
+        self.wakes += 1
+        await self._steered(self.rises, self.wake_failure)
+        self.phase, self.closed = Phase.READY, False
+
+    async def _steered(self, done: asyncio.Event, failure: Exception | None) -> None:
+        ends = [asyncio.ensure_future(event.wait()) for event in (done, self.gone)]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        if self.gone.is_set():
+            raise EngineError("it was killed")
+        if failure:
+            raise failure
+
     async def stop(self, grace_s: float) -> None:
         self.stops += 1
         await self.ended.wait()
         if self.resists:
-            raise TimeoutError
+            raise StuckError("it resists")
         self.kill()
 
     def kill(self) -> None:
@@ -75,6 +124,7 @@ class ScriptedEngine:
         return "it was killed"
 
     def memory_bytes(self) -> int:
+        self.measured.wait()
         return 0 if self.gone.is_set() else 1
 
     # What a test does to it

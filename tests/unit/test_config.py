@@ -266,3 +266,123 @@ def test_relative_path_lies_below_models_dir_wherever_the_process_runs(
     monkeypatch.chdir(tmp_path)
     config = parsed(resident(source="./mine"), models_dir=".models")
     assert Path(config.engine_spec(config.models[0]).source) == REPOSITORY / ".models" / "mine"
+
+
+# Sleep, schedule, operators
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "tomorrow",
+        "30 8 * *",
+        "30 8 * * * * *",
+        "60 8 * * *",
+        "30 24 * * *",
+        "30 8 * * mo",
+        "30 8 * * fri-mon",
+        "*/0 * * * *",
+        "0 0 30 2 *",
+        "0 0 */31 * mon#5",
+    ],
+)
+def test_time_that_is_none_is_refused_by_its_path(line: str) -> None:
+    text = complaint(resident(), lazy(warm_at=["30 8 * * *", line]))
+    assert text.startswith("models[1].warm_at[1]: no cron expression")
+
+
+@pytest.mark.parametrize("line", ["30 8 * * *", "30 8 * * mon-fri", "*/5 8-18 1,15 * *", "0 0 l * *", "0 0 29 2 *"])
+def test_time_that_comes_is_taken(line: str) -> None:
+    assert parsed(resident(), lazy(warm_at=[line])).models[1].warm_at == [line]
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "/etc/localtime", "UTC+8", "asia", "Asia"])
+def test_zone_that_is_none_is_refused_by_its_path(zone: str) -> None:
+    assert complaint(pool={"timezone": zone}) == f"pool.timezone: {zone} is no time zone"
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York"])
+def test_zone_is_taken_by_its_name(zone: str) -> None:
+    assert parsed(pool={"timezone": zone}).pool.timezone == zone
+
+
+@pytest.mark.parametrize("fields", [{"preload": True}, {"warm_at": ["30 8 * * *"]}])
+def test_resident_model_needs_not_be_loaded_ahead(fields: dict[str, Any]) -> None:
+    text = complaint(lazy(), resident(**fields))
+    assert text == "models[1]: preload and warm_at are for lazy models; this one is always loaded"
+
+
+def test_host_memory_for_sleep_needs_gpus() -> None:
+    text = complaint(resident(), lazy(), pool={"host_memory_gb": 64})
+    assert text == "pool.host_memory_gb: vLLM sleeps on GPUs only, and the pool has none for cold"
+    on_gpu = {"host_memory_gb": 64, "resources": {"num_gpus": 1}}
+    assert parsed(resident(), lazy(), pool=on_gpu)
+    assert parsed(resident(), lazy(fake={}, source=""), pool={"host_memory_gb": 64})
+    assert parsed(resident(), lazy(sleep={"level": 0}), pool={"host_memory_gb": 64})
+
+
+def test_process_that_needs_more_host_memory_than_there_is_is_refused() -> None:
+    pool = {"host_memory_gb": 2, "process_gb": 3, "resources": {"num_gpus": 1}}
+    assert complaint(resident(), lazy(), pool=pool) == (
+        "pool.process_gb: 3 is more than pool.host_memory_gb: 2; nothing could ever load"
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "host_memory_gb", "sleeps"), [(1, 64, True), (2, 64, True), (0, 64, False), (1, None, False)]
+)
+def test_engine_of_a_model_that_sleeps_is_started_for_it(
+    level: int, host_memory_gb: float | None, sleeps: bool
+) -> None:
+    pool = {"host_memory_gb": host_memory_gb, "resources": {"num_gpus": 1}}
+    config = parsed(resident(), lazy(sleep={"level": level, "timeout_s": 7}), pool=pool)
+    spec = config.engine_spec(config.models[1])
+    assert spec.args.get("enable_sleep_mode", False) is sleeps
+    assert spec.steer_timeout_s == 7
+    assert "enable_sleep_mode" not in config.engine_spec(config.models[0]).args
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"sleep": {"level": 3}}, "sleep.level"),
+        ({"sleep": {"host_gb": -1}}, "sleep.host_gb"),
+        ({"sleep": {"gpu_gb": -1}}, "sleep.gpu_gb"),
+        ({"sleep": {"timeout_s": 0}}, "sleep.timeout_s"),
+        ({"sleep": {"depth": 1}}, "sleep.depth"),
+        ({"idle_sleep_s": 0}, "idle_sleep_s"),
+        ({"expected_wake_s": 0}, "expected_wake_s"),
+        ({"warm_at": "30 8 * * *"}, "warm_at"),
+    ],
+)
+def test_wrong_word_about_sleep_is_named_by_its_path(fields: dict[str, Any], path: str) -> None:
+    assert complaint(resident(), lazy(**fields)).startswith(f"models[1].{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"pool": {"host_memory_gb": 0}}, "pool.host_memory_gb"),
+        ({"pool": {"process_gb": -1}}, "pool.process_gb"),
+        ({"pool": {"grace_s": -1}}, "pool.grace_s"),
+        ({"router": {"max_held": 0}}, "router.max_held"),
+        ({"router": {"max_held_per_model": 0}}, "router.max_held_per_model"),
+    ],
+)
+def test_wrong_limit_is_named_by_its_path(section: dict[str, Any], path: str) -> None:
+    assert complaint(**section).startswith(f"{path}: ")
+
+
+DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+@pytest.mark.parametrize("key", ["my-key", "", DIGEST.upper(), DIGEST[:-1], DIGEST + "0", "g" * 64, DIGEST + "\n"])
+def test_key_that_is_no_hash_is_refused_and_not_repeated(key: str) -> None:
+    text = complaint(security={"admin_keys_sha256": [DIGEST, key]})
+    assert text.startswith("security.admin_keys_sha256[1]: ")
+    assert not key or key not in text
+
+
+def test_hashes_of_keys_are_taken() -> None:
+    assert parsed(security={"admin_keys_sha256": [DIGEST]}).security.admin_keys_sha256 == [DIGEST]

@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import orjson
 import pytest
 from asgi_call import Call
+from scripted_pool import SECRET, Pool
 from scripted_upstream import (
     DONE,
     Script,
@@ -26,7 +27,6 @@ from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 
 HOT, COLD = "org/hot:1b", "cold"
-SECRET = "the-engines-secret"
 PROMPT = "my-private-words"
 GONE_WITHIN_S = 1.0
 
@@ -38,34 +38,6 @@ def config(**router: Any) -> Config:
         {"id": "embedder", "tier": "lazy", "source": "org/e", "context": 512, "abilities": ["embeddings"]},
     ]
     return Config.model_validate({"models": models, "router": {"loading_comment_s": 0.01, **router}})
-
-
-class Pool:
-    """What the router asks to load a model: answers once `woken` is set, and counts who asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.spread: list[str] = []
-        self.orders: list[tuple[str, str, str | None]] = []
-        self.called = asyncio.Event()
-        self.woken = asyncio.Event()
-        self.answers: list[dict[str, Any] | Exception] = []
-
-    async def acquire(self, model: str, avoid: Collection[str] = ()) -> dict[str, Any]:
-        (self.spread if avoid else self.asked).append(model)
-        self.called.set()
-        await self.woken.wait()
-        found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    async def order(self, model: str, order: str, only: str | None = None) -> dict[str, Any]:
-        self.orders.append((model, order, only))
-        return {}
-
-    def will_be_at(self, url: str) -> None:
-        self.answers.append({"target": {"replica_id": "pool-1", "url": url, "secret": SECRET}})
 
 
 @pytest.fixture
@@ -391,6 +363,76 @@ async def test_held_stream_hears_comments_and_then_its_answer(pool: Pool) -> Non
         assert len(call.events) == 4
 
 
+async def test_held_stream_hears_its_place_in_the_queue_for_memory_and_then_that_it_wakes(pool: Pool) -> None:
+    async with Upstream(stream(WHOLE)) as upstream, routed(pool) as app:
+        pool.will_be_at(upstream.url)
+        publish(PublishedModel("asleep", place=2))
+        call = Call(app, body(model=COLD, stream=True))
+        await call.until(lambda call: b": cold waits for memory, place 2\n\n" in call.body)
+        publish(PublishedModel("waking", progress=0.25))
+        await call.until(lambda call: b": waking cold 25%\n\n" in call.body)
+        pool.woken.set()
+        await call.done()
+        assert call.body.endswith(WHOLE)
+
+
+def publish(*cold: PublishedModel) -> None:
+    """The cold model as each replica of the pool publishes it."""
+    set_replicas("Pool", [Replica(f"pool-{i}", {}, SECRET, {COLD: found}, True) for i, found in enumerate(cold)])
+
+
+@pytest.mark.parametrize(
+    ("limits", "retry_after"),
+    [({"max_held_per_model": 2}, "30"), ({"max_held": 2}, "30"), ({"max_held": 2, "max_held_per_model": 5}, "30")],
+)
+async def test_only_so_many_requests_are_held_and_the_next_is_a_503_that_says_when_to_come_back(
+    pool: Pool, limits: dict[str, int], retry_after: str
+) -> None:
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool, config(**limits)) as app:
+        pool.will_be_at(upstream.url)
+        held = [Call(app, body(model=COLD)) for _ in range(2)]
+        await asyncio.wait_for(pool.called.wait(), 5)
+        refused = [await Call(app, body(model=COLD, stream=stream)).done() for stream in (False, True)]
+        for call in refused:
+            assert (call.status, call.error["code"]) == (503, "too_many_waiting")
+            assert call.headers["retry-after"] == retry_after
+        pool.woken.set()
+        assert [(await call.done()).status for call in held] == [200, 200]
+        assert (await Call(app, body(model=COLD)).done()).status == 200
+
+
+async def test_held_requests_for_one_model_leave_room_for_another_ones(pool: Pool) -> None:
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool, config(max_held_per_model=1)) as app:
+        pool.will_be_at(upstream.url)
+        held = [Call(app, body(model=COLD)), Call(app, {"input": "x", "model": "embedder"}, path="/v1/embeddings")]
+        await asyncio.wait_for(pool.called.wait(), 5)
+        pool.woken.set()
+        assert [(await call.done()).status for call in held] == [200, 200]
+
+
+async def test_place_of_a_client_that_left_is_free_for_the_next_one(pool: Pool) -> None:
+    async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool, config(max_held=1)) as app:
+        pool.will_be_at(upstream.url)
+        leaver = Call(app, body(model=COLD))
+        await asyncio.wait_for(pool.called.wait(), 5)
+        leaver.disconnect()
+        await leaver.done()
+        call = Call(app, body(model=COLD))
+        pool.woken.set()
+        assert (await call.done()).status == 200
+
+
+async def test_refusal_of_a_sleeping_model_says_to_come_back_when_it_will_be_awake(pool: Pool) -> None:
+    async with routed(pool, config(max_held=1)) as app:
+        publish(PublishedModel("asleep", expected_load_s=40, expected_wake_s=3))
+        held = Call(app, body(model=COLD))
+        await asyncio.wait_for(pool.called.wait(), 5)
+        call = await Call(app, body(model=COLD)).done()
+        assert (call.error["code"], call.headers["retry-after"]) == ("too_many_waiting", "3")
+        held.disconnect()
+        await held.done()
+
+
 async def test_engines_refusal_after_comments_is_an_error_event_and_done(pool: Pool) -> None:
     async with Upstream(answer(400, error(400, "no"))) as upstream, routed(pool) as app:
         pool.will_be_at(upstream.url)
@@ -456,6 +498,40 @@ async def test_full_cold_model_is_not_loaded_again(pool: Pool) -> None:
         pool.will_be_at(upstream.url)
         call = await Call(app, body(model=COLD)).done()
         assert (call.status, call.error["code"], pool.asked) == (503, "overloaded", [COLD])
+
+
+async def test_full_lazy_replica_has_its_model_loaded_on_another_one(pool: Pool) -> None:
+    pool.woken.set()
+    async with Upstream(refuses("full")) as full, Upstream(answer(200, {"id": "ok"})) as other, routed(pool) as app:
+        set_replicas("Pool", [lazy_replica("pool-0", full.url), Replica("pool-1", {}, SECRET, {}, True)])
+        pool.will_be_at(other.url)
+        call = await Call(app, body(model=COLD)).done()
+        assert (call.status, call.error["code"]) == (503, "overloaded")
+        await asyncio.wait_for(pool.called.wait(), 5)
+        assert (pool.asked, pool.spread) == ([], [(COLD, ("pool-0",))])
+        set_replicas("Pool", [lazy_replica("pool-0", full.url), lazy_replica("pool-1", other.url)])
+        assert (await Call(app, body(model=COLD)).done()).status == 200
+
+
+async def test_burst_on_a_full_lazy_replica_spreads_its_model_once(pool: Pool) -> None:
+    async with Upstream(refuses("full")) as full, routed(pool) as app:
+        set_replicas("Pool", [lazy_replica("pool-0", full.url), Replica("pool-1", {}, SECRET, {}, True)])
+        for _ in range(5):
+            assert (await Call(app, body(model=COLD)).done()).status == 503
+        assert (pool.asked, pool.spread) == ([], [(COLD, ("pool-0",))])
+
+
+async def test_full_lazy_model_that_no_other_replica_could_hold_is_not_spread(pool: Pool) -> None:
+    async with Upstream(refuses("full")) as full, routed(pool) as app:
+        set_replicas("Pool", [lazy_replica("pool-0", full.url)])
+        for _ in range(2):
+            assert (await Call(app, body(model=COLD)).done()).error["code"] == "overloaded"
+        assert (pool.asked, pool.spread) == ([], [])
+
+
+def lazy_replica(name: str, url: str) -> Replica:
+    """A replica of the pool that has the cold model awake."""
+    return Replica(name, {COLD: url}, SECRET, {COLD: PublishedModel("awake")}, True)
 
 
 # What goes on to the engine
