@@ -183,6 +183,13 @@ class PoolAutoscaling(Autoscaling):
     )
 
 
+class Queue(_Strict):
+    """Requests that wait because every place of every replica is taken."""
+
+    size: Annotated[int, Field(ge=0)] = Field(100, description="How many may wait in one Router; 0: none does.")
+    wait_s: Annotated[float, Field(gt=0)] = Field(10, description="Then a request is refused.")
+
+
 class Model(_Strict):
     """One model that clients can ask for."""
 
@@ -206,6 +213,18 @@ class Model(_Strict):
     max_ongoing_requests: Annotated[int, Field(ge=1)] = Field(
         256, description="Requests in flight in one replica; the next is refused with 503, exactly."
     )
+    queue: Queue = Queue()
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Longer prompts are refused with 400 (by estimate, near the limit by count)."
+    )
+    max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="A larger max_tokens is refused with 400, and one that is not given is this."
+    )
+    ttft_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        600, description="From the request to its first token (or the whole answer of one that does not stream)."
+    )
+    idle_timeout_s: Annotated[float, Field(gt=0)] | None = Field(120, description="Between two tokens of a stream.")
+    total_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="For the whole answer.")
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
     fake: FakeScript | None = None
@@ -330,6 +349,18 @@ class Pool(_Strict):
         return self
 
 
+class Degrade(_Strict):
+    """What is given up before requests are refused. `load`: taken places over all places of the model's replicas."""
+
+    shrink_thinking_at: Annotated[float, Field(ge=0)] = Field(
+        0.9, description="From this load on thinking that the client did not ask for in tokens is cut to..."
+    )
+    thinking_budget: Annotated[int, Field(ge=0)] = Field(1024, description="...so many tokens.")
+    lighter_model_at: Annotated[float, Field(ge=0)] = Field(
+        1.0, description="From this load on `auto` is answered by a lighter model that is awake, where one can."
+    )
+
+
 class RouterSettings(_Strict):
     """The front door."""
 
@@ -347,6 +378,10 @@ class RouterSettings(_Strict):
         1024, description="Requests that wait for a lazy model in one replica; the next is refused with 503."
     )
     max_held_per_model: Annotated[int, Field(ge=1)] = Field(256, description="The same, for one model.")
+    degrade: Degrade = Degrade()
+    comment_s: Annotated[float, Field(gt=0)] = Field(
+        15, description="A stream whose engine says nothing gets a comment this often, which keeps proxies awake."
+    )
     loading_comment_s: Annotated[float, Field(gt=0)] = Field(
         1.0, description="A held stream gets a comment about the load this often."
     )
@@ -359,14 +394,49 @@ class RouterSettings(_Strict):
     )
 
 
-class Security(_Strict):
-    """Who may do what."""
+class ApiKey(_Strict):
+    """One API key, by its hash, and what its owner may do."""
 
-    admin_keys_sha256: list[Annotated[str, Field(pattern="^[0-9a-f]{64}$")]] = Field(
-        default_factory=list,
-        description="SHA-256 of the keys of operators, who load, unload and pin models. None: nobody may, but where"
-        " the router listens on the loopback address everybody.",
+    id: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._@-]+$")] = Field(
+        description="A name for records and metrics; never the key."
     )
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] = Field(description="Hex SHA-256 of the key.")
+    models: list[str] | None = Field(None, description="Ids of the models it may use; null: all.")
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Prompt tokens and max_tokens of what was let in, corrected when the answer is counted."
+    )
+    max_concurrent: Annotated[int, Field(ge=1)] | None = Field(None, description="Requests at once, in each Router.")
+    max_priority: int = Field(0, description="The highest `priority` that its requests may ask for; 0 without one.")
+    admin: bool = Field(False, description="May load, unload and pin models.")
+
+
+class Anonymous(_Strict):
+    """What everybody may where there are no keys."""
+
+    requests_per_minute: Annotated[int, Field(ge=1)] | None = None
+    tokens_per_minute: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    max_priority: int = 0
+
+
+class Security(_Strict):
+    """Who may do what. Without keys everybody may do all but give orders, and these too on the loopback address."""
+
+    keys: list[ApiKey] = Field(default_factory=list)
+    keys_file: str = Field("", description="A YAML list of more keys; read again when it changes.")
+    anonymous: Anonymous = Field(Anonymous(), description="Limits of all clients together where there are no keys.")
+    cors_origins: list[str] = Field(
+        default_factory=list, description="Origins whose web pages may call the API from a browser; none by default."
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Self:
+        for field in ("id", "sha256"):
+            values = Counter(getattr(key, field) for key in self.keys)
+            if doubled := [place for place, key in enumerate(self.keys) if values[getattr(key, field)] > 1]:
+                raise ValueError(f"keys[{doubled[-1]}].{field}: another key has the same")
+        return self
 
 
 class Telemetry(_Strict):
@@ -484,6 +554,15 @@ class Config(_Strict):
                 raise ValueError(
                     f"routing.rules[{index}].then.model: {rule.then.model} is not the id of a chat model here"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _key_models(self) -> Self:
+        ids = {model.id for model in self.models}
+        for index, key in enumerate(self.security.keys):
+            for name in key.models or ():
+                if name not in ids:
+                    raise ValueError(f"security.keys[{index}].models: {name} is not the id of a model here")
         return self
 
     @model_validator(mode="after")

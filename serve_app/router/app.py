@@ -17,10 +17,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.catalog import AUTO, catalog_of
+from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.admin import Admin
+from serve_app.router.auth import CALLER, Caller, Keys
 from serve_app.router.cold import PoolCalls
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
@@ -80,7 +81,8 @@ class RouterApp:
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
 
-        admin = Admin(config, self._catalog, self.fleet, front_door=front_door)
+        admin = Admin(self._catalog, self.fleet)
+        self._keys = Keys(config, front_door=front_door)
         self._app = Starlette(
             routes=[
                 *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
@@ -101,9 +103,9 @@ class RouterApp:
             return
         self._open += 1
         try:
-            full = self._open > self._max_open and scope["path"] not in _ALWAYS_ANSWERED
-            if full:
-                await _full(scope, receive, _with_request_id(scope, send))
+            probe = scope["path"] in _ALWAYS_ANSWERED
+            if refusal := None if probe else self._refusal(scope):
+                await _error(refusal)(scope, receive, _with_request_id(scope, send))
             elif scope["path"] in _ENGINE_PATHS and scope["method"] == "POST":
                 # Says its id with everything else that the router knows of it (`Generate`).
                 await self._app(scope, receive, send)
@@ -111,6 +113,16 @@ class RouterApp:
                 await self._app(scope, receive, _with_request_id(scope, send))
         finally:
             self._open -= 1
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        """Why a request is refused before anybody looks what it is for."""
+        if self._open > self._max_open:
+            return unavailable("The router is full.", code="overloaded", retry_after_s=1)
+        try:
+            scope[CALLER] = self._keys.caller(Headers(scope=scope))
+        except ApiError as error:
+            return error
+        return None
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         schedule: asyncio.Task[None] | None = None
@@ -148,24 +160,32 @@ class RouterApp:
     async def ready(self, request: Request) -> Response:
         """Whether requests to the resident models would be answered now, and loads go on."""
         ready, details = await self.fleet.readiness()
+        try:
+            self._keys.caller(request.headers)
+        except ApiError:
+            details = {}  # a probe has no key, and need not know which models there are
         return _json({"ready": ready, **details}, 200 if ready else 503)
 
     async def models(self, request: Request) -> Response:
-        """Every configured model with its state; loads nothing."""
-        cards = [self._card(model) for model in self._catalog.models.values()]
-        return _json({"object": "list", "data": [*cards, self._auto_card()]})
+        """Every model that the key may use, with its state; loads nothing."""
+        cards = [self._card(model) for model in self._seen(request).models.values()]
+        return _json({"object": "list", "data": [*cards, self._auto_card(request)]})
 
     async def model(self, request: Request) -> Response:
         """One model by its id or an alias; ids may hold slashes."""
         if request.path_params["name"] == AUTO:
-            return _json(self._auto_card())
-        model = self._catalog.find(request.path_params["name"])
+            return _json(self._auto_card(request))
+        model = self._seen(request).find(request.path_params["name"])
         if model is None:
             raise model_not_found()
         return _json(self._card(model))
 
-    def _auto_card(self) -> dict[str, object]:
-        root = self._catalog.default_id
+    def _seen(self, request: Request) -> Catalog:
+        caller: Caller = request.scope[CALLER]
+        return self._catalog if caller.models is None else allowing(self._catalog, caller.models)
+
+    def _auto_card(self, request: Request) -> dict[str, object]:
+        root = self._seen(request).default_id
         return {"id": AUTO, "object": "model", "created": _CREATED, "owned_by": "switchyard", "root": root}
 
     def _card(self, model: Model) -> dict[str, object]:
@@ -205,10 +225,6 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-async def _full(scope: Scope, receive: Receive, send: Send) -> None:
-    await _error(unavailable("The router is full.", code="overloaded", retry_after_s=1))(scope, receive, send)
 
 
 def policy_hash(config: Config) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers
 
+from serve_app.errors import ApiError
 from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
@@ -17,7 +18,7 @@ from serve_app.routing.decision import Decision, Setting
 from serve_app.routing.excerpt import Excerpt
 from serve_app.routing.facts import Endpoint, Facts, read_facts
 from serve_app.routing.model_choice import unsure_of_fit
-from serve_app.routing.policy import Policy, View, plain_policy
+from serve_app.routing.policy import Policy, View, plain_policy, policy_for
 from serve_app.routing.sticky import Past, conversation_key, previous_turn_id, turn_id
 from serve_app.routing_schema import SECRET_HEADERS
 from serve_app.scoring.guard import Guarded
@@ -58,13 +59,14 @@ class Decider:
         self._counter = counter
         self._memory = Memory(policy.settings.sticky)
         shadow = policy.settings.shadow
-        self._plain = plain_policy(policy) if shadow.enabled else None
+        self._shadows = shadow.enabled
+        self._policies: dict[frozenset[str], Policy] = {}
         self._record = ShadowRecord(shadow.file) if shadow.enabled else None
 
     @property
     def warms(self) -> bool:
         """Whether a better but cold model is to be loaded in the background."""
-        return self._policy.settings.warm and self._plain is None
+        return self._policy.settings.warm and not self._shadows
 
     async def start(self) -> None:
         """Begin to start the scorer; until it is ready the lexical score decides."""
@@ -78,15 +80,18 @@ class Decider:
         if self._scorer:
             await self._scorer.close()
 
-    async def decide(self, parsed: object, endpoint: Endpoint, headers: Headers) -> Decided:
-        """Read a parsed body and decide it. Raises `ApiError`."""
+    async def decide(
+        self, parsed: object, endpoint: Endpoint, headers: Headers, models: frozenset[str] | None = None
+    ) -> Decided:
+        """Read a parsed body and decide it. Raises `ApiError`. `models`: those that may answer; None: all."""
         began = time.perf_counter()
+        policy = self._policy_for(models)
         who = _fingerprint(headers)
         facts = read_facts(parsed, endpoint, _reader(headers), who)
         wait_s = preferred_wait(headers)
         excerpt = facts.excerpt
         if excerpt is None:
-            decision = decide(facts, self._policy, Setting(self._view))
+            decision = decide(facts, policy, Setting(self._view))
             return Decided(facts, decision, wait_s, time.perf_counter() - began)
         key = None
         past = None
@@ -95,18 +100,28 @@ class Decider:
             key = conversation_key(facts.body, headers.get("x-session-id"), who)
             past = self._past(key, excerpt)
         tokens = None
-        if unsure := unsure_of_fit(facts, self._policy, excerpt.prompt_tokens):
+        if unsure := unsure_of_fit(facts, policy, excerpt.prompt_tokens):
             tokens = await self._counter.count(unsure[0], facts.body)
         setting = Setting(self._view, past, tokens=tokens, now_s=time.monotonic())
-        decision = decide(facts, self._policy, setting)
+        decision = decide(facts, policy, setting)
         if decision.undecided and self._scorer:
             score = await self._scorer.score(excerpt, facts.body)
             if score:
-                decision = decide(facts, self._policy, dataclasses.replace(setting, score=score))
-        if self._plain is None:
+                decision = decide(facts, policy, dataclasses.replace(setting, score=score))
+        if not self._shadows:
             return Decided(facts, decision, wait_s, time.perf_counter() - began, key, named)
-        applied = decide(facts, self._plain, Setting(self._view, tokens=tokens))
+        applied = decide(facts, plain_policy(policy), Setting(self._view, tokens=tokens))
         return Decided(facts, applied, wait_s, time.perf_counter() - began, key, named, shadowed=decision)
+
+    def _policy_for(self, models: frozenset[str] | None) -> Policy:
+        if models is None:
+            return self._policy
+        if models not in self._policies:
+            self._policies[models] = policy_for(self._policy, models)
+        found = self._policies[models]
+        if not found.catalog.models:
+            raise ApiError(403, "This key may use no model that there is here.", code="model_not_allowed")
+        return found
 
     def _past(self, key: str, excerpt: Excerpt) -> Past | None:
         """What the conversation's request before this one was given: in the same turn, or in the one before.

@@ -179,7 +179,10 @@ class Fleet:
     async def _tell(self, model: Model, order: Order, replica_id: str | None) -> ApiError | None:
         try:
             answer = await self._pool.order(model.id, order.value, replica_id)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            # Otherwise it is Serve's word for a replica that goes.
             logger.warning("the pool took no order for %s: %s", model.id, type(error).__name__)
             return unavailable(
                 f"The pool did not answer for {model.id}.", code="pool_unavailable", retry_after_s=_POOL_RETRY_AFTER_S

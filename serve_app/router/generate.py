@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import PublishedModel, Target
+from serve_app.router.auth import CALLER, Caller
 from serve_app.router.body import ClientGone, read_json
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
@@ -81,10 +82,11 @@ class Generate:
                 max_bytes=self._settings.max_body_bytes,
                 timeout_s=self._settings.body_timeout_s,
             )
-            decided = await self._decider.decide(parsed, self._endpoint, headers)
+            caller: Caller = scope[CALLER]
+            decided = await self._decider.decide(parsed, self._endpoint, headers, caller.models)
             if decided.cold and decided.wait_s is not None:
                 await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
-                decided = await self._decider.decide(parsed, self._endpoint, headers)
+                decided = await self._decider.decide(parsed, self._endpoint, headers, caller.models)
             self._decider.remember(decided)
             facts, decision = decided.facts, decided.decision
             model = self._models[decision.model_id]

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.config import RouterSettings
 from serve_app.errors import ApiError
+from serve_app.router.auth import CALLER
 from serve_app.router.body import ClientGone, read_json
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain, facts_in_words
@@ -30,7 +31,7 @@ class Preview:
             parsed = await read_json(
                 headers, receive, max_bytes=self._settings.max_body_bytes, timeout_s=self._settings.body_timeout_s
             )
-            decided = await self._decider.decide(parsed, "chat", headers)
+            decided = await self._decider.decide(parsed, "chat", headers, scope[CALLER].models)
         except ApiError as error:
             await reply.error(error)
             return

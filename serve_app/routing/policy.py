@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from serve_app.catalog import Catalog
+from serve_app.catalog import Catalog, allowing
 from serve_app.routing.lexical import shipped_lexicon
 from serve_app.routing.rules import Rules, shipped_rules, tasks_of
 from serve_app.routing_schema import RoutingSettings
@@ -28,6 +28,13 @@ def policy_of(catalog: Catalog, settings: RoutingSettings) -> Policy:
     shipped = shipped_rules() if settings.shipped_rules else ()
     contexts = [model.context for model in catalog.models.values() if "chat" in model.abilities]
     return Policy(catalog, settings, Rules([*settings.rules, *shipped]), min(contexts, default=0))
+
+
+def policy_for(policy: Policy, ids: Collection[str]) -> Policy:
+    """The same policy where only these models may answer."""
+    catalog = allowing(policy.catalog, ids)
+    contexts = [model.context for model in catalog.models.values() if "chat" in model.abilities]
+    return dataclasses.replace(policy, catalog=catalog, smallest_context=min(contexts, default=0))
 
 
 def plain_policy(policy: Policy) -> Policy:

@@ -379,10 +379,10 @@ DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 @pytest.mark.parametrize("key", ["my-key", "", DIGEST.upper(), DIGEST[:-1], DIGEST + "0", "g" * 64, DIGEST + "\n"])
 def test_key_that_is_no_hash_is_refused_and_not_repeated(key: str) -> None:
-    text = complaint(security={"admin_keys_sha256": [DIGEST, key]})
-    assert text.startswith("security.admin_keys_sha256[1]: ")
+    text = complaint(security={"keys": [{"id": "a", "sha256": DIGEST}, {"id": "b", "sha256": key}]})
+    assert text.startswith("security.keys[1].sha256: ")
     assert not key or key not in text
 
 
 def test_hashes_of_keys_are_taken() -> None:
-    assert parsed(security={"admin_keys_sha256": [DIGEST]}).security.admin_keys_sha256 == [DIGEST]
+    assert parsed(security={"keys": [{"id": "a", "sha256": DIGEST}]}).security.keys[0].sha256 == DIGEST

@@ -9,10 +9,12 @@ import yaml
 from asgi_call import Call
 from judging import CATALOG, talk
 from rich.console import Console
+from starlette.types import Receive, Scope, Send
 
 from serve_app.catalog import Catalog, catalog_of
-from serve_app.config import Config, RouterSettings
+from serve_app.config import Anonymous, Config, RouterSettings
 from serve_app.preview import PreviewError, chat_body, decide_offline, show
+from serve_app.router.auth import ANONYMOUS, CALLER, Caller
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.preview import Preview
@@ -48,7 +50,13 @@ def preview(catalog: Catalog = CATALOG, **settings: Any) -> Preview:
 async def asked(body: object, endpoint: Preview | None = None, **headers: str) -> Call:
     """The answer to a body."""
     sent = {key.replace("_", "-"): value for key, value in headers.items()}
-    return await Call(endpoint or preview(), body, path="/v1/router/preview", headers=sent).done()
+    called = endpoint or preview()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        scope[CALLER] = Caller(ANONYMOUS, Anonymous())
+        await called(scope, receive, send)
+
+    return await Call(app, body, path="/v1/router/preview", headers=sent).done()
 
 
 async def test_answer_has_the_decision_and_every_step() -> None:
