@@ -60,9 +60,10 @@ PLACE_KEPT_S = 2.0
 MAX_BACKOFF_FACTOR = 32
 # A model that dies this soon after its load, and not for the first time, is as good as one that fails to load.
 EARLY_DEATH_S = 30.0
-# Minimum residency is there to make a swap worth its cost; for a swap of a second a minute would be absurd.
-RESIDENCY_PER_SWAP = 5.0
-# Chosen with `make sim`: an hour and longer keeps yesterday's models, ten minutes forgets the steady ones.
+# Minimum residency is there to make a swap worth its cost; for a swap of a second a minute would be absurd. With
+# `make sim`: 5 makes who waits for a wake wait nearly twice as long under ping-pong, 0 lets it swap without bound.
+RESIDENCY_PER_SWAP = 2.0
+# With `make sim`: from a quarter to one and a half hours makes no difference; longer remembers last shift's models.
 _HALF_LIFE_S = 1800.0
 
 
@@ -77,6 +78,7 @@ class _Slot:
     load_s: float
     wake_s: float
     stage: Stage = Stage.STOPPED
+    from_sleep: bool = False
     since: float = 0.0
     waiting: int = 0
     wanted_since: float | None = None
@@ -97,6 +99,7 @@ class _Slot:
     may_sleep: bool = True
 
     def enter(self, stage: Stage, now: float) -> None:
+        self.from_sleep = self.stage is Stage.ASLEEP
         self.stage, self.since = stage, now
         if stage is not Stage.AWAKE:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
@@ -113,14 +116,18 @@ class _Slot:
         """Accelerator memory that it has, will have, or has not given back yet."""
         if self.stage is Stage.STOPPED:
             return 0
-        return self.model.asleep_bytes if self.stage is Stage.ASLEEP else self.bytes
+        return self.model.asleep_bytes if self.stage is Stage.ASLEEP or self._ending_sleep else self.bytes
 
     def host(self) -> int:
         """Host memory, likewise."""
         if self.stage is Stage.STOPPED:
             return 0
-        asleep = self.stage in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
+        asleep = self.stage in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING) or self._ending_sleep
         return self.model.process_bytes + (self.model.host_bytes if asleep else 0)
+
+    @property
+    def _ending_sleep(self) -> bool:
+        return self.stage is Stage.UNLOADING and self.from_sleep
 
     def count(self, requests: int, now: float) -> None:
         self.frequency = self.rate(now) + requests
@@ -136,13 +143,17 @@ class Residency:
 
     def __init__(self, models: Iterable[LazyModel], limits: Limits) -> None:
         self.limits = limits
-        self._slots = {
-            model.id: _Slot(model, bytes=model.memory_bytes, load_s=model.load_s, wake_s=model.wake_s)
-            for model in models
-        }
+        self._slots: dict[str, _Slot] = {}
+        for model in models:
+            self.add(model)
         # The few that are not stopped; a pool may know thousands.
         self._up: dict[str, _Slot] = {}
         self._queue: dict[str, _Slot] = {}
+
+    def add(self, model: LazyModel) -> None:
+        """Make a model known, stopped; nothing where it is known."""
+        if model.id not in self._slots:
+            self._slots[model.id] = _Slot(model, model.memory_bytes, model.load_s, model.wake_s)
 
     def stage(self, model: str) -> Stage:
         """Where the model is in its life."""
@@ -458,33 +469,39 @@ class Residency:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
         for slot in self._up.values():
             if slot.stage in _GOING:
-                missing -= slot.bytes - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
+                missing -= slot.memory() - (slot.model.asleep_bytes if slot.stage is Stage.FALLING_ASLEEP else 0)
                 host_missing -= slot.host() if slot.stage is Stage.UNLOADING else 0
         others = [slot for slot in self._up.values() if not slot.pinned and slot is not newcomer]
         asleep = sorted((s for s in others if s.stage is Stage.ASLEEP and not s.claimed), key=self._value(now))
         actions: list[Action] = []
         if missing > 0:
-            idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
-            awake = _fewest(sorted(idle, key=self._value(now)), missing, self._frees)
-            if not awake and (left := missing - sum(map(self._frees, idle))) > 0:
-                # A sleeping one holds little; but with many of them that little may be what is missing.
-                residue = _fewest(asleep, left, lambda slot: slot.model.asleep_bytes)
-                if residue:
-                    awake = idle
-                    actions += [self._stop(slot, now) for slot in residue]
-                    asleep = [slot for slot in asleep if slot not in residue]
-            # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
             aged = self._aged(newcomer, now)
-            if not awake and not actions and aged:
-                busy = [slot for slot in others if self._may_drain(slot, now)]
-                awake = _fewest(sorted(busy, key=self._value(now)), missing, self._frees)
-            if not awake and not actions:
+            going, ending = self._leavers([s for s in others if s.idle(now) and self._stayed(s, now)], missing, now)
+            # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
+            if aged and not going and not ending:
+                going, ending = self._leavers([s for s in others if self._may_drain(s, now)], missing, now)
+            if not going and not ending:
                 return [self._give_up(slot, now) for slot in self._abandonable(others, missing, now)]
-            for slot in awake:
+            actions += [self._stop(slot, now, drain=aged) for slot in ending]
+            asleep = [slot for slot in asleep if slot not in ending]
+            for slot in going:
                 actions += self._let_go(slot, asleep, aged, now)
         if host_missing > 0 and not any(isinstance(action, Unload) for action in actions):
             actions += self._free_host(asleep, others, host_missing, now)
         return actions
+
+    def _leavers(self, awake: list[_Slot], missing: int, now: float) -> tuple[list[_Slot], list[_Slot]]:
+        """Who of these goes, to sleep if it can, so that `missing` bytes come free, and who ends altogether.
+
+        A sleeping model holds little; but with many of them that little may be what is missing.
+        """
+        if going := _fewest(sorted(awake, key=self._value(now)), missing, self._frees):
+            return going, []
+        sleepers = [s for s in self._up.values() if s.stage is Stage.ASLEEP and not s.claimed and not s.pinned]
+        sleepers += [slot for slot in awake if self._may_sleep(slot)]
+        sleepers.sort(key=self._value(now, of_residue=True))
+        ending = _fewest(sleepers, missing - sum(map(self._frees, awake)), lambda slot: slot.model.asleep_bytes)
+        return ([slot for slot in awake if slot not in ending], ending) if ending else ([], [])
 
     def _free_host(self, asleep: list[_Slot], others: list[_Slot], missing: int, now: float) -> list[Action]:
         """End sleeping models, then idle ones, until so much host memory will be free."""
@@ -501,16 +518,17 @@ class Residency:
             coming = sum(s.host() for s in self._up.values() if s.stage is Stage.UNLOADING)
             if lacking <= coming:
                 return []  # when that is free it sleeps
-            worth = self._value(now)
+            worth = self._value(now, asleep=True)
             lesser = [s for s in asleep if s.stage is Stage.ASLEEP and worth(s) < worth(slot)]
             if ended := _fewest(lesser, lacking - coming, _Slot.host):
                 return [self._stop(s, now) for s in ended]
         self._enter(slot, Stage.UNLOADING, now)
         return [Unload(slot.model.id, drain=drain)]
 
-    def _stop(self, slot: _Slot, now: float) -> Action:
+    def _stop(self, slot: _Slot, now: float, *, drain: bool = False) -> Action:
+        drain = drain and slot.stage is Stage.AWAKE
         self._enter(slot, Stage.UNLOADING, now)
-        return Unload(slot.model.id)
+        return Unload(slot.model.id, drain)
 
     def _abandonable(self, others: list[_Slot], missing: int, now: float) -> list[_Slot]:
         """Loads that nobody wants any more, where giving them up makes the room."""
@@ -528,7 +546,7 @@ class Residency:
     def _shed(self, now: float) -> list[Action]:
         """Where models turned out larger than configured: let go until all of them fit again."""
         over = self.used_bytes() - self.limits.memory_bytes
-        over -= sum(slot.bytes for slot in self._up.values() if slot.stage in _GOING)
+        over -= sum(slot.memory() for slot in self._up.values() if slot.stage in _GOING)
         if over <= 0:
             return []
         idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
@@ -541,12 +559,19 @@ class Residency:
         """Accelerator bytes that an awake model gives back at least."""
         return slot.bytes - (slot.model.asleep_bytes if self._may_sleep(slot) else 0)
 
-    def _value(self, now: float) -> Callable[[_Slot], tuple[int, float, float, str]]:
-        """What is lost by letting a model go, for each byte; the lowest goes first."""
+    def _value(
+        self, now: float, *, asleep: bool = False, of_residue: bool = False
+    ) -> Callable[[_Slot], tuple[int, float, float, str]]:
+        """What is lost by letting a model go, for each byte; the lowest goes first.
+
+        `asleep`: as if all slept, by the host's bytes; `of_residue`: likewise, by the accelerator's that sleepers keep.
+        """
 
         def value(slot: _Slot) -> tuple[int, float, float, str]:
-            if slot.stage is Stage.ASLEEP:
-                cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes
+            if asleep or of_residue or slot.stage is Stage.ASLEEP:
+                cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes + slot.model.process_bytes
+                if of_residue:
+                    size = slot.model.asleep_bytes
             else:
                 cost_s, size = (slot.wake_s if self._may_sleep(slot) else slot.load_s), slot.bytes
             return slot.model.priority, slot.rate(now) * cost_s / max(size, 1), slot.last_used, slot.model.id
