@@ -149,6 +149,7 @@ class Residency:
         # The few that are not stopped; a pool may know thousands.
         self._up: dict[str, _Slot] = {}
         self._queue: dict[str, _Slot] = {}
+        self._outgrown = False
 
     def add(self, model: LazyModel) -> None:
         """Make a model known, stopped; nothing where it is known."""
@@ -231,7 +232,8 @@ class Residency:
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
                 slot.load_s = _recent(slot.load_s, seconds)
-                slot.bytes = max(slot.bytes, memory_bytes)
+                if memory_bytes > slot.bytes:
+                    slot.bytes, self._outgrown = memory_bytes, True
                 return self._risen(slot, now)
             case Woken(model, seconds):
                 slot = self._slots[model]
@@ -545,6 +547,8 @@ class Residency:
 
     def _shed(self, now: float) -> list[Action]:
         """Where models turned out larger than configured: let go until all of them fit again."""
+        if not self._outgrown:
+            return []  # and nothing to add up for each request
         over = self.used_bytes() - self.limits.memory_bytes
         over -= sum(slot.memory() for slot in self._up.values() if slot.stage in _GOING)
         if over <= 0:
