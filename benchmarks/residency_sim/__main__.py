@@ -38,6 +38,7 @@ def simulate(name: str, trace: str, scene: Scene, args: argparse.Namespace) -> R
         limits_of(args, sleeps=contender.sleeps),
         contender.new,
         idle_timers=contender.idle_timers or math.isfinite(args.idle_unload_s),
+        one_at_a_time=contender.one_at_a_time,
     )
     return simulation.run(TRACES[trace](scene))
 

@@ -130,7 +130,10 @@ class _Replica:
 
 
 class Simulation:
-    """One run. `new_policy` makes the policy of a replica; `idle_timers`: it needs ticks for them."""
+    """One run. `new_policy` makes the policy of a replica; `idle_timers`: it needs ticks for them.
+
+    `one_at_a_time`: a replica has room for a model only where it has no other.
+    """
 
     def __init__(
         self,
@@ -140,12 +143,14 @@ class Simulation:
         new_policy: Callable[[Limits], Policy],
         *,
         idle_timers: bool = False,
+        one_at_a_time: bool = False,
         patience_s: float = PATIENCE_S,
     ) -> None:
         self.models = models
         self._by_id = {model.id: model for model in models}
         self.limits = limits
         self.idle_timers = idle_timers
+        self.one_at_a_time = one_at_a_time
         self.patience_s = patience_s
         self.report = Report()
         self._replicas = [_Replica(new_policy(limits)) for _ in range(replicas)]
@@ -277,7 +282,7 @@ class Simulation:
         if best:
             return best[2]
         count, home = len(self._replicas), self._home[model.id]
-        room = self.limits.memory_bytes - model.memory_bytes
+        room = 0 if self.one_at_a_time else self.limits.memory_bytes - model.memory_bytes
         best_key, best_number = (1 << 60, 0), home
         for number in (*range(home, count), *range(home)):
             replica = self._replicas[number]

@@ -172,6 +172,7 @@ class Contender:
     new: Callable[[Limits], Policy]
     sleeps: bool
     idle_timers: bool = False
+    one_at_a_time: bool = False
 
 
 POLICIES: dict[str, Contender] = {
@@ -179,6 +180,6 @@ POLICIES: dict[str, Contender] = {
     "LRU with sleep": Contender(Lru, sleeps=True),
     "ours, no sleep": Contender(lambda limits: Residency((), limits), sleeps=False),
     "LRU": Contender(Lru, sleeps=False),
-    "FIFO swap (llama-swap)": Contender(FifoSwap, sleeps=False),
+    "FIFO swap (llama-swap)": Contender(FifoSwap, sleeps=False, one_at_a_time=True),
     "idle-first (Ollama)": Contender(IdleFirst, sleeps=False, idle_timers=True),
 }
