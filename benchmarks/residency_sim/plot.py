@@ -25,7 +25,7 @@ def draw(found: Mapping[str, Mapping[str, Report]], path: str) -> None:
             axis = axes[row][column]
             for place, name in enumerate(names):
                 bar = axis.bar(place, measure(reports[name]), color=colours[place], label=name)
-                axis.bar_label(bar, fmt="%.3g", fontsize=7)
+                axis.bar_label(bar, fmt="%.0f", fontsize=7)
             axis.set_xticks([])
             axis.spines[["top", "right"]].set_visible(False)
             if logarithmic:
