@@ -81,7 +81,7 @@ train-scorer: setup ## train the lexical score and the embedding scorer anew (an
 
 sim: setup ## the residency policy and others through simulated days: make sim ARGS='--replicas 1000 --models 10000'
 	@$(call EXTRA,sim)
-	@$(PY) -m benchmarks.residency_sim --plot docs/residency-sim.svg $(ARGS)
+	@$(PY) -m benchmarks.residency_sim $(or $(ARGS),--plot docs/residency-sim.svg)
 
 bench-decision: setup ## what a decision costs: 100 models, 100 rules, and more
 	@$(PY) -m benchmarks.decision $(ARGS)
