@@ -260,8 +260,10 @@ class Residency:
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
                 slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
-                if memory_bytes > slot.bytes:
-                    slot.bytes, self._outgrown = memory_bytes, True
+                # It runs, so it fits, at least alone: what it was measured to take must not keep it out for ever.
+                measured = min(memory_bytes, self.limits.memory_bytes)
+                if measured > slot.bytes:
+                    slot.bytes, self._outgrown = measured, True
                 return self._risen(slot, now)
             case Woken(model, seconds):
                 slot = self._slots[model]
