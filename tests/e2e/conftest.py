@@ -84,6 +84,7 @@ def fake_models() -> list[dict[str, Any]]:
             "context": 4096,
             "replicas": 2,
             "max_ongoing_requests": 4,
+            "queue": {"size": 0},
             "thinking": {"supported": True},
             "fake": {"tpot_s": 0.01},
         },

@@ -15,6 +15,7 @@ from serve_app.config import Config
 from serve_app.errors import ApiError
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
+from serve_app.router.tally import Tally
 from serve_app.routing.facts import read_facts
 
 PATH = "/v1/responses"
@@ -130,6 +131,10 @@ def test_the_engine_keeps_nothing_and_gets_no_id_of_the_clients() -> None:
     outgoing = sent({"input": "x", "store": True, "previous_response_id": "r", "request_id": "mine"}, "responses")
     assert outgoing["store"] is False
     assert not outgoing.keys() & {"previous_response_id", "request_id"}
+
+
+def test_a_stream_of_responses_counts_its_tokens_anyway_and_is_not_asked_to() -> None:
+    assert "stream_options" not in sent({"input": "x", "stream": True}, "responses")
 
 
 def test_system_items_join_the_instructions_where_every_template_takes_them() -> None:
@@ -256,6 +261,26 @@ async def test_of_a_stream_that_breaks_off_nothing_is_kept(script: Script) -> No
     async with behind(script) as (app, _):
         await ask(app, stream=True)
         assert (await Call(app, path=PATH + "/resp_1", method="GET").done()).status == 404
+
+
+USAGE = {
+    "input_tokens": 7,
+    "input_tokens_details": {"cached_tokens": 4},
+    "output_tokens": 5,
+    "output_tokens_details": {"reasoning_tokens": 3},
+    "total_tokens": 12,
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_tokens_are_counted_as_for_chat(streams: bool) -> None:
+    tally, counted = Tally(hides=True), response(usage=USAGE)
+    if streams:
+        for data in (CREATED, DELTA, event("response.completed", response=counted), DONE):
+            assert tally.events(data) == data
+    else:
+        tally.whole(orjson.dumps(counted))
+    assert (tally.prompt, tally.completion, tally.reasoning, tally.cached) == (7, 5, 3, 4)
 
 
 async def test_store_false_keeps_nothing() -> None:
