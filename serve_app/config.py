@@ -23,7 +23,7 @@ from serve_app.routing_schema import RoutingSettings
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tier = Literal["resident", "lazy"]
-Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings"]
+Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings", "score"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
@@ -289,8 +289,8 @@ class Model(_Strict):
             raise ValueError("engine.reasoning_parser: missing; a model with thinking.supported needs one")
         if "tools" in self.abilities and not self.engine.get("tool_call_parser"):
             raise ValueError("engine.tool_call_parser: missing; a model with the ability tools needs one")
-        if "embeddings" in self.abilities and {"chat", "completions"} & set(self.abilities):
-            raise ValueError("abilities: an engine makes embeddings or text, not both")
+        if {"embeddings", "score"} & set(self.abilities) and {"chat", "completions"} & set(self.abilities):
+            raise ValueError("abilities: an engine makes embeddings and scores, or text; not both")
 
     @property
     def least_replicas(self) -> int:

@@ -32,7 +32,7 @@ from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
-from serve_app.routing.facts import Endpoint
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.audit import Audit
@@ -44,6 +44,10 @@ PATHS: dict[Endpoint, str] = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "responses": "/v1/responses",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "score": "/v1/score",
+    "rerank": "/v1/rerank",
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
@@ -219,7 +223,7 @@ class Generate:
                     "context_length_exceeded",
                 )
         most = model.max_answer_tokens
-        if most is None or self._endpoint == "embeddings":
+        if most is None or self._endpoint in PLAIN_ENDPOINTS:
             return
         if facts.max_tokens is not None and facts.max_tokens > most:
             raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")
