@@ -447,7 +447,7 @@ class Batches(_Strict):
     )
     max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
     max_lines: Annotated[int, Field(ge=1)] = 50_000
-    concurrency: Annotated[int, Field(ge=1)] = Field(8, description="Lines that run at once in one Router.")
+    concurrency: Annotated[int, Field(ge=1)] = Field(8, description="Lines that run at once, at most.")
     run_below_load: Annotated[float, Field(gt=0, le=1)] = Field(
         0.5,
         description="Share of a model's places that lines and interactive requests take together; where interactive"

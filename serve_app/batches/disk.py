@@ -67,7 +67,7 @@ class Disk:
     def _replacing(self, path: Path) -> Iterator[BinaryIO]:
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            with open(temporary, "xb", opener=_private) as file:
+            with open(temporary, "xb", opener=private) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -82,7 +82,8 @@ class Disk:
         temporary.replace(path)
 
 
-def _private(path: str, flags: int) -> int:
+def private(path: str, flags: int) -> int:
+    """An opener of files that only this user may read."""
     return os.open(path, flags, 0o600)
 
 

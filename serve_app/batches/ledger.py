@@ -13,6 +13,8 @@ import orjson
 
 from serve_app.batches.disk import Disk
 
+_START = b'{"id":"batch_req_'
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
@@ -47,7 +49,8 @@ class Result:
 class Ledger:
     """An open log of results. One owner at a time writes it; see `store.Claim`.
 
-    A line that a crash cut is dropped when the log is opened: it was never reported to anybody.
+    A line that a crash cut is dropped when the log is opened: it was never reported to anybody. Opening raises
+    `ValueError` for a file that holds something else.
     """
 
     def __init__(self, path: Path, disk: Disk) -> None:
@@ -70,6 +73,8 @@ class Ledger:
         with self._path.open("rb") as file:
             for raw in file:
                 if not raw.endswith(b"\n"):
+                    if not raw.startswith(_START[: len(raw)]):
+                        raise ValueError("no log of results")
                     break
                 whole += len(raw)
                 custom_id, good = _outcome(raw)
@@ -109,5 +114,8 @@ def _on_one_line(body: bytes) -> Any:
 
 def _outcome(raw: bytes) -> tuple[str, bool]:
     fields = orjson.loads(raw)
-    response = fields["response"]
-    return fields["custom_id"], response is not None and response["status_code"] == 200
+    try:
+        response = fields["response"]
+        return fields["custom_id"], response is not None and response["status_code"] == 200
+    except (KeyError, TypeError):
+        raise ValueError("no result of a line") from None

@@ -1,7 +1,7 @@
 """Works on batches: checks new ones at once, runs the lines of one after the other, and writes what came out.
 
-Runs in every Router on the same directory; each batch has one owner at a time, and its log of results is all that an
-owner must know of the one before.
+Runs in every Router on the same directory. One of them at a time runs lines, and each batch has one owner at a time;
+its log of results is all that an owner must know of the one before.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
-from typing import ParamSpec, Protocol, TypeVar
+from typing import IO, ParamSpec, Protocol, TypeVar
 
 import orjson
 
@@ -69,13 +69,18 @@ class Runner:
         self._max_line_bytes = max_line_bytes
         self._now = now
         self._aside: dict[str, float] = {}
+        self._lane: IO[bytes] | None = None
 
     async def run(self) -> None:
         """Until it is cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._again_and_again(self._tend, _LOOK_S))
-            tasks.create_task(self._again_and_again(self._work, _LOOK_S))
-            tasks.create_task(self._again_and_again(self._sweep, _SWEEP_EVERY_S))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._again_and_again(self._tend, _LOOK_S))
+                tasks.create_task(self._again_and_again(self._work, _LOOK_S))
+                tasks.create_task(self._again_and_again(self._sweep, _SWEEP_EVERY_S))
+        finally:
+            if self._lane:
+                self._lane.close()
 
     async def _again_and_again(self, look: Callable[[], Coroutine[object, object, None]], every_s: float) -> None:
         while True:
@@ -94,7 +99,11 @@ class Runner:
             await self._with_claim(key, batch_id, work=False)
 
     async def _work(self) -> None:
-        """Run the oldest batch that nobody else runs; then look anew, for there may be an older one now."""
+        """Run the oldest batch; then look anew, for there may be an older one now."""
+        if self._lane is None:
+            self._lane = await whole(self._store.lane)
+        if self._lane is None:
+            return
         for key, batch_id in await whole(self._store.active):
             if await self._with_claim(key, batch_id, work=True):
                 return

@@ -19,9 +19,9 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
 
-from serve_app.batches.disk import Disk
+from serve_app.batches.disk import Disk, private
 from serve_app.batches.files import Files, Page, derived_id, in_order, new_id, owned, page_of
 from serve_app.batches.ledger import Ledger
 from serve_app.batches.plan import Bounds, Plan, read_plan
@@ -120,21 +120,22 @@ class Store:
                 if batch or self._now() - marker.stat().st_mtime > _UNMADE_S:
                     self._disk.remove(marker)
             return None
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # It may have gone on until the lock was ours.
-            batch = self._plain(folder)
-            if batch is None or batch.status in FINAL:
-                os.close(lock)
-                return None
-            return Claim(batch, folder, marker, lock, self.files, self._disk, self._keep_s)
-        except BlockingIOError:
-            os.close(lock)
+        lock = _locked(folder / "lock")
+        if lock is None:
             return None
-        except BaseException:
-            os.close(lock)
-            raise
+        # It may have gone on until the lock was ours.
+        batch = self._plain(folder)
+        if batch is None or batch.status in FINAL:
+            lock.close()
+            return None
+        return Claim(batch, folder, marker, lock, self.files, self._disk, self._keep_s)
+
+    def lane(self) -> IO[bytes] | None:
+        """The right to run lines, of one process at a time, until it is closed; None if another one has it.
+
+        With two of them each would take the other's lines for interactive requests, and give way to them.
+        """
+        return _locked(self._active / "lane")
 
     def sweep(self) -> None:
         """Remove what was kept long enough."""
@@ -168,7 +169,7 @@ class Claim:
     """A batch that is ours to work on, until `close`."""
 
     def __init__(
-        self, batch: Batch, folder: Path, marker: Path, lock: int, files: Files, disk: Disk, keep_s: float
+        self, batch: Batch, folder: Path, marker: Path, lock: IO[bytes], files: Files, disk: Disk, keep_s: float
     ) -> None:
         self.batch = batch
         self._folder = folder
@@ -193,17 +194,18 @@ class Claim:
             self._ledger.close()
         if self._input:
             self._input.close()
-        os.close(self._lock)
+        self._lock.close()
 
     def plan(self, bounds: Bounds) -> Plan:
         """What its input holds."""
-        with (self._folder / "input.jsonl").open("rb") as file:
-            return read_plan(file, bounds)
-
-    def raw(self, start: int, size: int) -> bytes:
-        """So many bytes of its input."""
         if self._input is None:
             self._input = (self._folder / "input.jsonl").open("rb")
+        self._input.seek(0)
+        return read_plan(self._input, bounds)
+
+    def raw(self, start: int, size: int) -> bytes:
+        """So many bytes of the input that was planned; several threads may ask at once."""
+        assert self._input, "what runs was planned"
         return os.pread(self._input.fileno(), size, start)
 
     def cancelled_at(self) -> float | None:
@@ -242,6 +244,17 @@ class Claim:
                     file_id=derived_id(batch.id, name),
                 ).id
         self.save(moved(batch, ended(batch), now, **written))
+
+
+def _locked(path: Path) -> IO[bytes] | None:
+    """An open file with the lock on it, which goes when it is closed or forgotten; None if another one has it."""
+    file = open(path, "ab", opener=private)  # noqa: SIM115 # whoever gets it closes it
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def cancelled_at(folder: Path) -> float | None:

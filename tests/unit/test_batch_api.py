@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from scripted_pool import SECRET, Pool
 from scripted_upstream import Script, Upstream, answer, error, silent
 
 from serve_app.batches import runner
+from serve_app.batches.plan import Load
 from serve_app.config import Config
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
@@ -39,7 +40,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         set_replicas(deployment, [])
 
 
-def config(directory: Path | None, *, keys: bool = False) -> Config:
+def config(directory: Path | None, *, keys: Collection[str] = ()) -> Config:
     models = [
         {"id": "hot", "aliases": ["nick"], "tier": "resident", "source": "o/h", "context": 4096},
         {"id": "cold", "tier": "lazy", "source": "o/c", "context": 2048},
@@ -53,9 +54,10 @@ def config(directory: Path | None, *, keys: bool = False) -> Config:
             "models": ["cold"] if name == "narrow" else None,
         }
         for name, key in KEYS.items()
+        if name in keys
     ]
     return Config.model_validate(
-        {"models": models, "batches": batches, "security": {"keys": known if keys else []}, "router": {"hold_s": 0.2}}
+        {"models": models, "batches": batches, "security": {"keys": known}, "router": {"hold_s": 0.2}}
     )
 
 
@@ -74,7 +76,9 @@ class Front:
 
 
 @contextlib.asynccontextmanager
-async def front(directory: Path | None, script: Script | None = None, *, keys: bool = False) -> AsyncIterator[Front]:
+async def front(
+    directory: Path | None, script: Script | None = None, *, keys: Collection[str] = ()
+) -> AsyncIterator[Front]:
     async with Upstream(script or answer(200, SAID)) as upstream:
         set_replicas("Hot", [Replica("hot-0", {"hot": upstream.url}, SECRET, {"hot": PublishedModel("awake")}, True)])
         set_replicas("Pool", [Replica("pool-0", {}, SECRET, {}, True)])
@@ -197,7 +201,7 @@ async def test_lines_give_way_to_requests_that_wait_for_an_answer(tmp_path: Path
 
 
 async def test_lines_come_as_their_owner_with_the_lowest_priority(tmp_path: Path) -> None:
-    async with front(tmp_path, keys=True) as it, it.client("secret-n") as client:
+    async with front(tmp_path, keys=KEYS) as it, it.client("secret-n") as client:
         seen: list[dict[str, Any]] = []
         routes = it.app._app
 
@@ -215,7 +219,7 @@ async def test_lines_come_as_their_owner_with_the_lowest_priority(tmp_path: Path
 
 
 async def test_keys_see_their_own_only(tmp_path: Path) -> None:
-    async with front(tmp_path, keys=True) as it, it.client("secret-a") as alice, it.client("secret-b") as bob:
+    async with front(tmp_path, keys=KEYS) as it, it.client("secret-a") as alice, it.client("secret-b") as bob:
         batch = await reached(alice, await started(alice, lines("hot")), "completed")
         assert not (await bob.files.list()).data
         assert not (await bob.batches.list()).data
@@ -344,3 +348,32 @@ async def test_what_was_running_when_the_router_ended_runs_in_the_next_one(tmp_p
         batch = await reached(client, batch, "completed")
         assert set(await results(client, batch.output_file_id)) == {"id-0", "id-1", "id-2"}
         assert len(it.upstream.seen) == 3
+
+
+async def test_a_key_that_was_taken_away_runs_nothing_more(tmp_path: Path) -> None:
+    async with front(tmp_path, silent, keys=KEYS) as it, it.client("secret-a") as client:
+        batch = await started(client, lines("hot"))
+        async with asyncio.timeout(PATIENCE_S):
+            await it.upstream.arrived.wait()
+    async with front(tmp_path, keys=("bob",)) as it:
+        async with asyncio.timeout(PATIENCE_S):
+            while (tmp_path / "active" / batch.id).exists():  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert not it.upstream.seen
+    async with front(tmp_path, keys=KEYS) as it, it.client("secret-a") as client:
+        batch = await client.batches.retrieve(batch.id)
+        found = await results(client, batch.error_file_id)
+        assert found["id-0"]["response"]["body"]["error"]["code"] == "invalid_api_key"
+
+
+async def test_load_counts_what_other_routers_run_but_not_our_own_lines(tmp_path: Path) -> None:
+    async with front(tmp_path, silent) as it, it.client() as client:
+        await started(client, lines(*["hot"] * 3))
+        async with asyncio.timeout(PATIENCE_S):
+            while len(it.upstream.seen) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        for published, interactive in ((0, 0), (3, 0), (5, 2), (8, 5)):
+            state = PublishedModel("awake", in_flight=published)
+            set_replicas("Hot", [Replica("hot-0", {"hot": it.upstream.url}, SECRET, {"hot": state}, True)])
+            assert it.app._offline.load("hot") == Load(interactive, 8)
+            assert it.app._offline.load(None) == Load(interactive, 8)

@@ -347,6 +347,22 @@ async def test_two_routers_run_each_line_once(bench: Bench) -> None:
     assert len(bench.service.asked) == 45
 
 
+async def test_one_router_runs_lines_and_the_next_one_goes_on_when_it_ends(bench: Bench) -> None:
+    bench.service.free.clear()
+    ids = [bench.create(["a"] * 2), bench.create(["b"] * 2)]
+    async with bench.running():
+        await until(lambda: bench.service.running == 2)
+        second = bench.running()
+        await second.__aenter__()
+        await asyncio.sleep(0.05)
+        assert bench.service.running == 2
+    await until(lambda: bench.service.running == 2)
+    bench.service.free.set()
+    for batch_id in ids:
+        await bench.reach(batch_id, "completed")
+    await second.__aexit__(None, None, None)
+
+
 async def test_cancel_keeps_what_was_answered(bench: Bench) -> None:
     batch_id = bench.create(["a"] * 40)
     async with bench.running():
