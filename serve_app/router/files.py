@@ -120,12 +120,14 @@ class FilesApi:
                 message = await request.receive()
             size += len(message.get("body", b""))
             if size > most:
-                raise await self._drained(request, most)
+                if message.get("more_body"):
+                    await self._drain(request, most)
+                raise self._too_large()
             return message
 
         return receive
 
-    async def _drained(self, request: Request, most: int) -> ApiError:
+    async def _drain(self, request: Request, most: int) -> None:
         """What is too much is read and dropped, within reason: a client that still writes would see a reset."""
         size = 0
         with contextlib.suppress(TimeoutError):
@@ -134,8 +136,7 @@ class FilesApi:
                     message = await request.receive()
                     size += len(message.get("body", b""))
                     if not message.get("more_body"):
-                        break
-        return self._too_large()
+                        return
 
     def _too_large(self) -> ApiError:
         message = f"The file is larger than {self._settings.max_file_bytes} bytes."
