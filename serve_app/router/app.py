@@ -30,8 +30,10 @@ from serve_app.router.explain import Explain
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
 from serve_app.router.preview import Preview
+from serve_app.router.rates import Rates
 from serve_app.router.relay import Relay
 from serve_app.router.reply import retry_after
 from serve_app.router.schedule import Schedule
@@ -82,15 +84,31 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
+        self._rates = Rates(config.security.redis_url)
+        lines = {model.id: Line(model.id, model.queue) for model in config.models}
+
         def generate(endpoint: Endpoint) -> Generate:
-            return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
+            return Generate(
+                endpoint,
+                config,
+                self._decider,
+                explain,
+                self.fleet,
+                self._relay,
+                counts,
+                tracing,
+                self._rates,
+                lines,
+            )
 
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
         store = store_of(config.batches)
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
         batches = BatchesApi(store, config.router.body_timeout_s)
-        self._offline = Offline(self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys)
+        self._offline = Offline(
+            self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, lines
+        )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
         self._app = Starlette(
             routes=[
@@ -155,6 +173,7 @@ class RouterApp:
                     await asyncio.wait(background)
                 await self._decider.close()
                 await self._relay.close()
+                await self._rates.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             if self._front_door:

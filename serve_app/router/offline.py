@@ -18,10 +18,11 @@ from serve_app.errors import ApiError
 from serve_app.models.replicas import replicas_of
 from serve_app.router.auth import CALLER, Keys
 from serve_app.router.fleet import Fleet
+from serve_app.router.generate import PRIORITY
+from serve_app.router.lines import Line
 from serve_app.router.relay import Relay
 
-# In the scope of a request that comes from inside; admission reads it. Clients' requests have 0 or what their key may.
-PRIORITY = "switchyard.priority"
+# Clients' requests have 0, or what their key may.
 OFFLINE_PRIORITY = -10
 # What replicas publish may be so old.
 _PUBLISHED_S = 2.5
@@ -39,6 +40,7 @@ class Offline:
         relay: Relay,
         deployments: Mapping[str, str],
         keys: Keys,
+        lines: Mapping[str, Line],
     ) -> None:
         self._app = app
         self._settings = settings
@@ -47,6 +49,7 @@ class Offline:
         self._relay = relay
         self._deployments = deployments
         self._keys = keys
+        self._lines = lines
         self._running = 0
         self._lately: deque[tuple[float, int]] = deque()
 
@@ -69,7 +72,8 @@ class Offline:
             return Load(0, self._settings.concurrency)  # nobody's: it is refused at once
         replicas = [replica for replica in replicas_of(self._deployments[model.id]) if model.id in replica.models]
         # Everything on those replicas: the models of a pool's replica share its GPU.
-        here = sum(self._relay.in_flight[replica.id] for replica in replicas) - self._running
+        sent = sum(self._relay.in_flight[replica.id] for replica in replicas)
+        here = sent + len(self._lines[model.id]) - self._running
         published = self._fleet.status(model).in_flight - self._most_lately()
         return Load(max(0, here, published), max(1, len(replicas)) * model.max_ongoing_requests)
 
