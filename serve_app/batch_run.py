@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from serve_app.batches.disk import Disk
 from serve_app.batches.drive import Answer, Drive, error_code, refused
 from serve_app.batches.ledger import Ledger, Result
-from serve_app.batches.plan import Bounds, Line, Plan, body_of, groups, read_plan
+from serve_app.batches.plan import OFFLINE_PRIORITY, Bounds, Line, Plan, body_of, groups, read_plan
 from serve_app.catalog import AUTO
 from serve_app.errors import unavailable
 from serve_app.remote import KEY_VARIABLE, RemoteError, ask
@@ -134,7 +134,7 @@ async def _run(
         async with aiohttp.ClientSession(headers=headers, timeout=timeout, connector=connector) as session:
 
             async def send(line: Line) -> Answer:
-                body = body_of(os.pread(file.fileno(), line.size, line.start))
+                body = body_of(os.pread(file.fileno(), line.size, line.start), priority=OFFLINE_PRIORITY)
                 return await _sent(session, url.rstrip("/") + line.url, body)
 
             for group in groups(left, engine_of, awake.__contains__):

@@ -13,6 +13,8 @@ from serve_app.config import Batches
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_PROBLEMS = 100
+# Clients' requests have 0, or what their key may.
+OFFLINE_PRIORITY = -10
 _MAX_ID_CHARS = 512
 _BOM = b"\xef\xbb\xbf"
 
@@ -113,10 +115,10 @@ def _line(text: bytes, number: int, start: int, size: int, bounds: Bounds) -> Li
     return Line(number, custom_id, url, model, start, size)
 
 
-def body_of(raw: bytes) -> bytes:
-    """The request body of a line that was found valid."""
+def body_of(raw: bytes, **defaults: int) -> bytes:
+    """The request body of a line that was found valid; `defaults` for fields that it lacks."""
     fields: dict[str, Any] = orjson.loads(raw.strip().removeprefix(_BOM))
-    return orjson.dumps(fields["body"])
+    return orjson.dumps({**defaults, **fields["body"]})
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

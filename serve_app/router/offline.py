@@ -11,7 +11,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Scope
 
 from serve_app.batches.drive import Answer, refused
-from serve_app.batches.plan import Load
+from serve_app.batches.plan import OFFLINE_PRIORITY, Load
 from serve_app.catalog import AUTO, Catalog
 from serve_app.config import Batches
 from serve_app.errors import ApiError
@@ -22,8 +22,6 @@ from serve_app.router.generate import PRIORITY
 from serve_app.router.lines import Line
 from serve_app.router.relay import Relay
 
-# Clients' requests have 0, or what their key may.
-OFFLINE_PRIORITY = -10
 # What replicas publish may be so old.
 _PUBLISHED_S = 2.5
 

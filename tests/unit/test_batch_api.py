@@ -17,13 +17,12 @@ from scripted_pool import SECRET, Pool
 from scripted_upstream import Script, Upstream, answer, error, silent
 
 from serve_app.batches import runner
-from serve_app.batches.plan import Load
+from serve_app.batches.plan import OFFLINE_PRIORITY, Load
 from serve_app.config import Config
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.auth import CALLER
 from serve_app.router.generate import PRIORITY
-from serve_app.router.offline import OFFLINE_PRIORITY
 
 PATIENCE_S = 10.0
 MAX_FILE_BYTES = 4096

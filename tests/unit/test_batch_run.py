@@ -92,6 +92,7 @@ def test_every_line_has_one_result_and_models_are_asked_one_after_the_other(tmp_
     assert done.exit_code == 0, done.output
     assert "4 answered, 0 failed" in done.output
     assert found(tmp_path) == Counter({f"id-{n}": 1 for n in range(4)})
+    assert '"priority":-10' in (tmp_path / "out").read_text(), "others go before"
     assert [sorted(service.asked[:2]), sorted(service.asked[2:])] == [["1", "3"], ["0", "2"]]
 
 
