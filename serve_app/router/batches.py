@@ -90,7 +90,7 @@ class BatchesApi:
         return answer(found.card())
 
 
-def store_of(settings: Batches) -> Store | None:
+def batch_store(settings: Batches) -> Store | None:
     """Where they are kept; None where that is not configured. Raises `OSError` for a directory that cannot be."""
     if not settings.directory:
         return None
