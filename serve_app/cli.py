@@ -25,6 +25,8 @@ models_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(models_app, name="models")
+batch_app = typer.Typer(help="Many requests from a file (the key is taken from SWITCHYARD_KEY).", no_args_is_help=True)
+app.add_typer(batch_app, name="batch")
 
 _console = Console()
 _errors = Console(stderr=True, style="red", highlight=False, soft_wrap=True)
@@ -171,6 +173,33 @@ for _order, _help in (
     ("unpin", "Let it go again when others need its memory."),
 ):
     _add_order(_order, _help)
+
+
+@batch_app.callback()
+def _batch() -> None:
+    # With one command only, typer would have no word for it.
+    pass
+
+
+@batch_app.command("run")
+def run_batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one a line, as for OpenAI's batches.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Results, one a line; what it has is not run again.")],
+    url: Url = _LOCAL,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 8,
+) -> None:
+    """Run every request of IN on a running service; stopped, it goes on where it was when it is started again."""
+    from serve_app.batch_run import BatchError, run_file
+    from serve_app.remote import RemoteError
+
+    try:
+        failed = run_file(source, target, url, concurrency, _console)
+    except (BatchError, RemoteError) as error:
+        raise _fail(str(error)) from None
+    except KeyboardInterrupt:
+        _errors.print("Stopped; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if failed else 0)
 
 
 @models_app.command("fetch")

@@ -459,6 +459,23 @@ class AuditSettings(_Strict):
         return self
 
 
+class Batches(_Strict):
+    """Files and batches. Without a directory there are none."""
+
+    directory: str = Field(
+        "", description="Where they are kept, shared by all Routers. Relative: below the repository. Unset: off."
+    )
+    max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
+    max_lines: Annotated[int, Field(ge=1)] = 50_000
+    concurrency: Annotated[int, Field(ge=1)] = Field(8, description="Lines that run at once, at most.")
+    run_below_load: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5,
+        description="Share of a model's places that lines and interactive requests take together; where interactive"
+        " requests alone take so many, no line runs.",
+    )
+    keep_days: Annotated[float, Field(gt=0)] = Field(30, description="Then files and ended batches are removed.")
+
+
 class Telemetry(_Strict):
     """What leaves the service besides answers and Ray's metrics."""
 
@@ -502,6 +519,7 @@ class Config(_Strict):
     telemetry: Telemetry = Telemetry()
     audit: AuditSettings = AuditSettings()
     security: Security = Security()
+    batches: Batches = Batches()
     conversations: Conversations = Conversations()
     models: Annotated[list[Model], Field(min_length=1)]
 

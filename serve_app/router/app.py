@@ -17,19 +17,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config, Model
 from serve_app.conversations.store import store_of
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
+from serve_app.router.batches import BatchesApi, batch_store
 from serve_app.router.cold import PoolCalls
 from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
+from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate, request_id
 from serve_app.router.lines import Line
+from serve_app.router.offline import Offline
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
 from serve_app.router.relay import Relay
@@ -119,6 +123,13 @@ class RouterApp:
             ]
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
+        store = batch_store(config.batches)
+        files = FilesApi(store, config.batches, config.router.body_timeout_s)
+        batches = BatchesApi(store, config.router.body_timeout_s)
+        self._offline = Offline(
+            self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, lines
+        )
+        self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
@@ -127,6 +138,15 @@ class RouterApp:
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
+                Route("/v1/files", files.create, methods=["POST"]),
+                Route("/v1/files", files.list),
+                Route("/v1/files/{file_id}", files.retrieve),
+                Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
+                Route("/v1/files/{file_id}/content", files.content),
+                Route("/v1/batches", batches.create, methods=["POST"]),
+                Route("/v1/batches", batches.list),
+                Route("/v1/batches/{batch_id}", batches.retrieve),
+                Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
             ],
@@ -155,6 +175,8 @@ class RouterApp:
         """Why a request is refused before anybody looks what it is for."""
         if self._open > self._max_open:
             return unavailable("The router is full.", code="overloaded", retry_after_s=1)
+        if CALLER in scope:
+            return None  # a line of a batch, from inside: no client can set this
         try:
             scope[CALLER] = self._keys.caller(Headers(scope=scope))
         except ApiError as error:
@@ -162,12 +184,14 @@ class RouterApp:
         return None
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        schedule: asyncio.Task[None] | None = None
+        background: list[asyncio.Task[None]] = []
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                if schedule:
-                    schedule.cancel()
+                for task in background:
+                    task.cancel()
+                if background:
+                    await asyncio.wait(background)
                 await self._decider.close()
                 await self._relay.close()
                 await self._rates.close()
@@ -178,7 +202,9 @@ class RouterApp:
                 return
             if self._front_door:
                 await self._decider.start()
-                schedule = asyncio.create_task(self._schedule.run())
+                background.append(asyncio.create_task(self._schedule.run()))
+                if self._runner:
+                    background.append(asyncio.create_task(self._runner.run()))
             await send({"type": "lifespan.startup.complete"})
 
     async def _ask_default(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -67,8 +67,14 @@ class Keys:
         # The lookup compares hashes, of which an attacker knows nothing; and then the whole in constant time.
         if found is None or not hmac.compare_digest(found.sha256, digest):
             raise ApiError(401, "This API key is not known.", code="invalid_api_key")
-        models = None if found.models is None else frozenset(found.models)
-        return Caller(found.id, found, models, found.admin)
+        return _caller(found)
+
+    def named(self, key_id: str) -> Caller | None:
+        """Who has the key of this id now: what is done later for a caller is done with what they may then."""
+        if not self._closed:
+            return self._anonymous if key_id == ANONYMOUS else None
+        self._look()
+        return next((_caller(key) for key in self._by_hash.values() if key.id == key_id), None)
 
     def _look(self) -> None:
         """Read the file again if it has changed; a faulty one leaves the keys as they were."""
@@ -84,6 +90,11 @@ class Keys:
             self._by_hash = _by_hash([*self._configured, *read_keys(self._path)])
         except (OSError, ValueError) as error:
             logger.error("%s: the keys stay as they were: %s", self._path, error)
+
+
+def _caller(key: ApiKey) -> Caller:
+    models = None if key.models is None else frozenset(key.models)
+    return Caller(key.id, key, models, key.admin)
 
 
 def read_keys(path: Path) -> list[ApiKey]:

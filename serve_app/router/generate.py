@@ -128,7 +128,9 @@ class Generate:
                 timeout_s=self._settings.body_timeout_s,
             )
             asked.priority = _priority(parsed, scope, caller)
-            with self._rates.at_once(asked.caller):
+            # A line of a batch waits its turn elsewhere, and takes no place of its key's own requests.
+            places = contextlib.nullcontext() if PRIORITY in scope else self._rates.at_once(asked.caller)
+            with places:
                 taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
                 try:
                     await self._answer(asked, parsed, receive, reply)
