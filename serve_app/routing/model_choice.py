@@ -13,6 +13,7 @@ from serve_app.catalog import AUTO
 from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
 from serve_app.routing.facts import Facts
+from serve_app.routing.media import names_foreign_media
 from serve_app.routing.policy import Policy
 from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
@@ -196,6 +197,10 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
+    hosts = model.engine.get("allowed_media_domains") or ()
+    if facts.endpoint == "chat" and names_foreign_media(facts.body["messages"], hosts):
+        taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
+        raise bad_request(f"{model.id} takes media from {taken} only.", "messages", "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,
