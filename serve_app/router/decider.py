@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 
 from serve_app.errors import ApiError
+from serve_app.router.auth import digest_of, given_key
 from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
@@ -166,10 +166,8 @@ def preferred_wait(headers: Headers) -> float | None:
 
 def _fingerprint(headers: Headers) -> str:
     """First 12 hex digits of the API key's SHA-256, as rules name keys; empty without one."""
-    given = headers.get("authorization") or headers.get("x-api-key") or ""
-    scheme, _, key = given.partition(" ")
-    secret = key.strip() if scheme.lower() == "bearer" else given
-    return hashlib.sha256(secret.encode()).hexdigest()[:12] if secret else ""
+    key = given_key(headers)
+    return digest_of(key)[:12] if key else ""
 
 
 def _reader(headers: Headers) -> Callable[[str], str | None]:
