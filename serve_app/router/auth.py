@@ -56,10 +56,12 @@ class Keys:
         local = front_door and is_loopback(config.router.host)
         self._anonymous = Caller(ANONYMOUS, settings.anonymous, admin=local)
         self._closed = bool(settings.keys or settings.keys_file)
+        self._origins = frozenset(settings.cors_origins)
 
     def caller(self, headers: Headers) -> Caller:
-        """Who sent a request with these headers. Raises `ApiError` (401)."""
+        """Who sent a request with these headers. Raises `ApiError` (401, 403)."""
         if not self._closed:
+            self._check_origin(headers)
             return self._anonymous
         self._look()
         key = given_key(headers)
@@ -72,6 +74,15 @@ class Keys:
             raise ApiError(401, "This API key is not known.", code="invalid_api_key")
         models = None if found.models is None else frozenset(found.models)
         return Caller(found.id, found, models, found.admin)
+
+    def _check_origin(self, headers: Headers) -> None:
+        """Where there are no keys any web page in a browser on this machine could send requests, though not read answers.
+
+        Browsers say whose page it is. (With keys they send none of their own accord.)
+        """
+        origin = headers.get("origin")
+        if origin is not None and origin not in self._origins and "*" not in self._origins:
+            raise ApiError(403, "This web page may not call the API; see security.cors_origins.", code="wrong_origin")
 
     def _look(self) -> None:
         """Read the file again if it has changed; a faulty one leaves the keys as they were."""
