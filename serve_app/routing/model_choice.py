@@ -174,7 +174,9 @@ def _wanted_model(reading: Reading, default: Model, needs: frozenset[str]) -> tu
         if wanted:
             reading.say("rule", "model", f"{rule.name}: {wanted.id}")
             return wanted, "rule", 1.0
-        reading.say("rule", "model", f"{rule.name}: {rule.then.model} cannot answer this")
+        # A key that may not use it is not told of it either.
+        known = rule.then.model if rule.then.model in reading.catalog.models else "its model"
+        reading.say("rule", "model", f"{rule.name}: {known} cannot answer this")
     else:
         reading.say("rule", "model", "none")
     if small is None:
