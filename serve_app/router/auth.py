@@ -76,9 +76,9 @@ class Keys:
         return Caller(found.id, found, models, found.admin)
 
     def _check_origin(self, headers: Headers) -> None:
-        """Where there are no keys any web page in a browser on this machine could send requests, though not read answers.
+        """Without keys any web page in a browser on this machine could send requests, if not read the answers.
 
-        Browsers say whose page it is. (With keys they send none of their own accord.)
+        Browsers say whose page it is. (Keys they do not send of their own accord.)
         """
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and "*" not in self._origins:
