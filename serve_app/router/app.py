@@ -180,13 +180,14 @@ class RouterApp:
     async def models(self, request: Request) -> Response:
         """Every model that the key may use, with its state; loads nothing."""
         cards = [self._card(model) for model in self._seen(request).models.values()]
-        return _json({"object": "list", "data": [*cards, self._auto_card(request)]})
+        return _json({"object": "list", "data": [*cards, self._auto_card(request)] if cards else []})
 
     async def model(self, request: Request) -> Response:
         """One model by its id or an alias; ids may hold slashes."""
-        if request.path_params["name"] == AUTO:
+        seen = self._seen(request)
+        if request.path_params["name"] == AUTO and seen.models:
             return _json(self._auto_card(request))
-        model = self._seen(request).find(request.path_params["name"])
+        model = seen.find(request.path_params["name"])
         if model is None:
             raise model_not_found()
         return _json(self._card(model))
