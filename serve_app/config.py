@@ -429,7 +429,7 @@ class Security(_Strict):
     keys: list[ApiKey] = Field(default_factory=list)
     keys_file: str = Field("", description="A YAML list of more keys; read again when it changes.")
     anonymous: Anonymous = Field(Anonymous(), description="Limits of all clients together where there are no keys.")
-    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#@\s]+)$")]] = Field(
+    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+)$")]] = Field(
         default_factory=list,
         description="Origins whose web pages may call the API, e.g. https://chat.example.org; * for all.",
     )
