@@ -28,6 +28,7 @@ from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
@@ -91,6 +92,7 @@ class RouterApp:
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
+                Route("/openapi.json", self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
             ],
@@ -160,6 +162,10 @@ class RouterApp:
             if error.status < 500:
                 raise NotReady from None
             raise
+
+    async def openapi(self, request: Request) -> Response:
+        """What all of this answers."""
+        return _json(document())
 
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""
