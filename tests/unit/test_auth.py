@@ -16,12 +16,14 @@ from asgi_call import Call
 from scripted_pool import SECRET, Pool
 from scripted_upstream import Upstream, answer
 from starlette.datastructures import Headers
+from typer.testing import CliRunner
 
+from serve_app import cli
 from serve_app.config import Config
 from serve_app.errors import ApiError
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
-from serve_app.router.auth import ANONYMOUS, Caller, Keys, digest_of, new_key
+from serve_app.router.auth import ANONYMOUS, Caller, Keys, digest_of, keys_in, new_key
 
 HOT, COLD, HIDDEN = "org/hot", "cold", "hidden-model"
 OWN, OTHER, NEW = "sk-own-4711", "sk-other-4711", "sk-new-4711"
@@ -160,6 +162,22 @@ def test_new_key_opens_the_door_with_its_entry_and_only_its_hash_is_in_it() -> N
     caller = Keys(config(made.model_dump())).caller(bearer(key))
     assert caller == Caller("mine", made, frozenset({HOT}), admin=True)
     assert new_key("mine")[0] != key
+
+
+def test_command_prints_an_entry_for_the_file_and_the_key_beside_it() -> None:
+    run = CliRunner().invoke(cli.app, ["key", "new", "team-a", "--model", HOT, "--model", COLD, "--admin"])
+    key = run.stderr.strip()
+    assert (run.exit_code, key.startswith("sk-"), len(key)) == (0, True, 46)
+    (made,) = keys_in(run.stdout.encode())
+    assert (made.id, made.sha256, made.models, made.admin) == ("team-a", digest_of(key), [HOT, COLD], True)
+    assert key not in run.stdout
+
+
+def test_command_says_what_is_wrong_with_a_name_and_makes_no_key() -> None:
+    run = CliRunner().invoke(cli.app, ["key", "new", "team a"])
+    assert (run.exit_code, run.stdout) == (1, "")
+    assert run.stderr.startswith("id: ")
+    assert "sk-" not in run.stderr
 
 
 # Where no keys are, from web pages
