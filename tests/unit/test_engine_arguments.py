@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -157,3 +158,18 @@ def test_media_from_a_listed_host_is_taken_and_from_one_that_looks_like_it_is_no
     assert from_url("https://GOOD.example:443/a.png") == "hot"
     for url in ("https://good.example.evil.org/", "https://good.example@evil.org/", "https://evil.org/good.example"):
         assert from_url(url) == "400 unsupported_content"
+
+
+def test_vllm_itself_fetches_nothing_with_what_it_is_told_by_default() -> None:
+    from vllm.multimodal.media import MediaConnector
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    connector = MediaConnector(allowed_media_domains=vllm.parse_arguments("m", "m", {}).allowed_media_domains)
+    with socket.socket() as inner:
+        inner.bind(("127.0.0.1", 0))
+        inner.listen()
+        inner.settimeout(0.2)
+        with pytest.raises(ValueError, match="allowed domains"):
+            connector.load_from_url(f"http://127.0.0.1:{inner.getsockname()[1]}/", ImageMediaIO())
+        with pytest.raises(TimeoutError):
+            inner.accept()
