@@ -19,7 +19,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-decision bench-cold eval-routing train-scorer clean
+.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-decision bench-cold sim eval-routing train-scorer clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,10 @@ train-scorer: setup ## train the lexical score and the embedding scorer anew (an
 	@$(call EXTRA,training)
 	@$(PY) -m training.lexical
 	@$(PY) -m training.encoder $(ARGS)
+
+sim: setup ## the residency policy and others through simulated days: make sim ARGS='--replicas 1000 --models 10000'
+	@$(call EXTRA,sim)
+	@$(PY) -m benchmarks.residency_sim $(or $(ARGS),--plot docs/residency-sim.svg)
 
 bench-decision: setup ## what a decision costs: 100 models, 100 rules, and more
 	@$(PY) -m benchmarks.decision $(ARGS)

@@ -428,6 +428,9 @@ class Security(_Strict):
 
     keys: list[ApiKey] = Field(default_factory=list)
     keys_file: str = Field("", description="A YAML list of more keys; read again when it changes.")
+    redis_url: str = Field(
+        "", description="Redis that counts rates over all Routers, e.g. redis://host:6379/0; unset: each on its own."
+    )
     anonymous: Anonymous = Field(Anonymous(), description="Limits of all clients together where there are no keys.")
     cors_origins: list[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+)$")]] = Field(
         default_factory=list,

@@ -63,6 +63,10 @@ class FairQueue:
         del self._waiting[loser.number]
         return ticket, loser
 
+    def rejoin(self, ticket: Ticket) -> None:
+        """Back to the old place: it was let in, and found every place taken again."""
+        self._waiting[ticket.number] = ticket
+
     def leave(self, ticket: Ticket) -> None:
         """The request does not wait any more; no harm if it had gone already."""
         self._waiting.pop(ticket.number, None)

@@ -289,6 +289,13 @@ class ResidencyManager:
         if self._engines.get(model) is not engine:
             return  # given up and ended meanwhile; the next load may be under way
         logger.info("%s is awake after %.1f s, with %.2f GB", model, seconds, memory / 1e9)
+        if memory > (promised := self._models[model].memory_bytes):
+            logger.warning(
+                "%s takes %.2f GB, its memory_gb says %.2f: raise it, or others lose their room to it",
+                model,
+                memory / 1e9,
+                promised / 1e9,
+            )
         self._events.put_nowait(events.Loaded(model, seconds, memory))
         self._spawn(self._mourn(model, engine))
 

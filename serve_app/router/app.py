@@ -28,8 +28,10 @@ from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.lines import Line
 from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
+from serve_app.router.rates import Rates
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
 from serve_app.router.schedule import Schedule
@@ -80,8 +82,22 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
+        self._rates = Rates(config.security.redis_url)
+        lines = {model.id: Line(model.id, model.queue) for model in config.models}
+
         def generate(endpoint: Endpoint) -> Generate:
-            return Generate(endpoint, config, self._decider, explain, self.fleet, self._relay, counts, tracing)
+            return Generate(
+                endpoint,
+                config,
+                self._decider,
+                explain,
+                self.fleet,
+                self._relay,
+                counts,
+                tracing,
+                self._rates,
+                lines,
+            )
 
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
@@ -143,6 +159,7 @@ class RouterApp:
                     schedule.cancel()
                 await self._decider.close()
                 await self._relay.close()
+                await self._rates.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             if self._front_door:

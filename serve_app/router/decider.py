@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers
 
+from serve_app.config import Model
 from serve_app.errors import ApiError
 from serve_app.router.auth import digest_of, given_key
 from serve_app.router.memory import Memory
@@ -133,6 +134,11 @@ class Decider:
         previous = previous_turn_id(excerpt)
         # Where history was shortened on the way, the last request of a conversation that has a name will do.
         return (previous and self._memory.recall(key + previous)) or self._memory.recall(key)
+
+    async def tokens(self, decided: Decided, model: Model) -> int:
+        """The prompt's size: exact where the model's tokenizer is at hand, else by estimate."""
+        estimate = decided.facts.excerpt.prompt_tokens if decided.facts.excerpt else 0
+        return await self._counter.count(model, decided.facts.body) or estimate
 
     def remember(self, decided: Decided) -> None:
         """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
 from serve_app.config import Model
 from serve_app.errors import ApiError, unavailable
@@ -100,7 +101,9 @@ class Fleet:
                 self.cold.forget(model.id)
             else:
                 awake.setdefault(last.replica_id, last)
-        found = choose(awake.values(), self._relay.in_flight.__getitem__, tried)
+        shunned = self._relay.breaker.shunned(time.monotonic())
+        load = self._relay.in_flight.__getitem__
+        found = (shunned and choose(awake.values(), load, {*tried, *shunned})) or choose(awake.values(), load, tried)
         if found is None and model.tier == "resident":
             # What is published is up to a second old, and a port that nobody listens on says so at once.
             every = (Target(replica.id, replica.urls[model.id], replica.secret) for replica in replicas)
@@ -206,6 +209,19 @@ class Fleet:
                 pass
         except Exception as error:
             logger.warning("%s could not be spread: %s", model.id, type(error).__name__)
+
+    def load(self, model: Model) -> float:
+        """How loaded the model's engines are: 1 where every place of every replica is taken."""
+        model = self.engine_of(model)
+        usages = []
+        for replica in self._replicas(model):
+            if self._awake(replica, model):
+                published = replica.models.get(model.id)
+                in_flight = published.in_flight if published else 0
+                if model.tier == "resident":
+                    in_flight = max(in_flight, self._relay.in_flight[replica.id])
+                usages.append(Usage(in_flight, model.max_ongoing_requests))
+        return load_of(usages)
 
     def warm(self, model: Model) -> None:
         """Have a model loaded in the background, once; nobody is told how it went."""

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from serve_app.admission.queue import Ticket
 from serve_app.config import Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
 from serve_app.router.body import ClientGone, read_json
-from serve_app.router.decider import Decider
+from serve_app.router.decider import Decided, Decider
+from serve_app.router.easing import Easing
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
-from serve_app.router.relay import NotServed, Relay, broken
+from serve_app.router.lines import Line
+from serve_app.router.rates import Rates
+from serve_app.router.relay import EngineCall, NotServed, Relay, broken
 from serve_app.router.reply import Reply
-from serve_app.router.shape import Shape, shape_of
+from serve_app.router.shape import shape_of
+from serve_app.router.tally import Tally
 from serve_app.routing.facts import Endpoint
 from serve_app.routing.outgoing import engine_body
+from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe
 
@@ -35,15 +42,27 @@ PATHS: dict[Endpoint, str] = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
 }
+# In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
+PRIORITY = "switchyard.priority"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
 # Idle connections to one engine that died; each is found out when it is used.
 _MAX_DEATHS = 8
-_FULL_RETRY_AFTER_S = 1.0
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """One request on its way through: who sent it, how important it is, and what it turns out to cost."""
+
+    headers: Headers
+    caller: Caller
+    priority: int
+    began: float
+    tally: Tally = dataclasses.field(default_factory=Tally)
 
 
 class Generate:
@@ -59,6 +78,8 @@ class Generate:
         relay: Relay,
         counts: DecisionCounts,
         tracing: Tracing,
+        rates: Rates,
+        lines: Mapping[str, Line],
     ) -> None:
         self._endpoint = endpoint
         self._decider = decider
@@ -67,7 +88,10 @@ class Generate:
         self._relay = relay
         self._counts = counts
         self._tracing = tracing
+        self._rates = rates
+        self._lines = lines
         self._settings = config.router
+        self._easing = Easing(config.router.degrade, fleet.load)
         self._reasoning_fields = config.routing.reasoning_fields
         self._models = {model.id: model for model in config.models}
 
@@ -75,6 +99,7 @@ class Generate:
         headers = Headers(scope=scope)
         reply = Reply(send, stream=False)
         reply.headers["x-request-id"] = request_id(headers)
+        began = time.monotonic()
         try:
             parsed = await read_json(
                 headers,
@@ -83,26 +108,13 @@ class Generate:
                 timeout_s=self._settings.body_timeout_s,
             )
             caller: Caller = scope[CALLER]
-            decided = await self._decider.decide(parsed, self._endpoint, headers, caller.models)
-            if decided.cold and decided.wait_s is not None:
-                await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
-                decided = await self._decider.decide(parsed, self._endpoint, headers, caller.models)
-            self._decider.remember(decided)
-            facts, decision = decided.facts, decided.decision
-            model = self._models[decision.model_id]
-            engine = self._fleet.engine_of(model)
-            body = _encoded(engine_body(facts, decision, model))
-            self._explain(reply.headers, decided, headers)
-            self._counts.count(decision)
-            if decision.better and self._decider.warms:
-                self._fleet.warm(self._models[decision.better])
-            reply.stream = facts.stream
-            patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
-            shape = shape_of(facts, decision, model, self._reasoning_fields)
-            passed: dict[str, str] = {}
-            with self._tracing.request(PATHS[self._endpoint], headers, passed) as span:
-                describe(span, decision)
-                await _while_connected(receive, self._serve(engine, body, shape, passed, reply, patience))
+            asked = Asked(headers, caller, _priority(parsed, scope, caller), began)
+            with self._rates.at_once(asked.caller):
+                taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
+                try:
+                    await self._answer(asked, parsed, receive, reply)
+                finally:
+                    await self._rates.settle(asked.caller, taken, asked.tally)
         except ApiError as error:
             await reply.error(error)
         except ClientGone:
@@ -113,26 +125,104 @@ class Generate:
                 await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
             raise
 
+    async def _answer(self, asked: Asked, parsed: object, receive: Receive, reply: Reply) -> None:
+        headers = asked.headers
+        decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
+        if decided.cold and decided.wait_s is not None:
+            await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+            decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
+        decided = await self._lighter(decided, parsed, asked, reply)
+        self._decider.remember(decided)
+        facts, decision = decided.facts, decided.decision
+        model = self._models[decision.model_id]
+        engine = self._fleet.engine_of(model)
+        decision, note = self._easing.thinks_less(decision, engine)
+        if note:
+            reply.headers["x-router-degraded"] = note
+        body = engine_body(facts, decision, model)
+        await self._bound(decided, model, body)
+        self._explain(reply.headers, dataclasses.replace(decided, decision=decision), headers)
+        self._counts.count(decision)
+        if decision.better and self._decider.warms:
+            self._fleet.warm(self._models[decision.better])
+        reply.stream = facts.stream
+        asked.tally.hides = not (facts.body.get("stream_options") or {}).get("include_usage")
+        patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
+        # An id of our own: two clients may send the same one, and an engine must not mix them up.
+        passed = {"x-request-id": uuid.uuid4().hex}
+        with self._tracing.request(PATHS[self._endpoint], headers, passed) as span:
+            describe(span, decision)
+            call = EngineCall(
+                path=PATHS[self._endpoint],
+                body=_encoded(body),
+                headers=passed,
+                shape=shape_of(facts, decision, model, self._reasoning_fields),
+                tally=asked.tally,
+                began=asked.began,
+                ttft_s=model.ttft_timeout_s,
+                idle_s=model.idle_timeout_s,
+                total_s=model.total_timeout_s,
+                comment_s=self._settings.comment_s,
+            )
+            await _while_connected(receive, self._serve(engine, call, asked, reply, patience))
+
+    async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
+        """The same request decided without a model that is overloaded, if an awake one with room can answer."""
+        model = self._models[decided.decision.model_id]
+        if not self._easing.wants_lighter(decided, model):
+            return decided
+        others = (asked.caller.models or frozenset(self._models)) - {model.id}
+        # Only what answers at once helps: a load would take the same machine.
+        awake = frozenset(name for name in others if self._fleet.target(self._models[name]))
+        try:
+            lighter = await self._decider.decide(parsed, self._endpoint, asked.headers, awake) if awake else decided
+        except ApiError:
+            return decided  # none of them can
+        chosen = self._models[lighter.decision.model_id]
+        if chosen.id == model.id or self._fleet.load(chosen) >= self._settings.degrade.lighter_model_at:
+            return decided
+        reply.headers["x-router-degraded"] = f"{model.id} is full: {chosen.id} answers"
+        return lighter
+
+    async def _bound(self, decided: Decided, model: Model, body: dict[str, Any]) -> None:
+        """Hold the request to the model's own limits. Raises `ApiError` (400)."""
+        facts = decided.facts
+        estimate = facts.excerpt.prompt_tokens if facts.excerpt else 0
+        if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
+            tokens = await self._decider.tokens(decided, model)
+            if tokens > model.max_prompt_tokens:
+                raise bad_request(
+                    f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
+                    "messages",
+                    "context_length_exceeded",
+                )
+        most = model.max_answer_tokens
+        if most is None or self._endpoint == "embeddings":
+            return
+        if facts.max_tokens is not None and facts.max_tokens > most:
+            raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")
+        if facts.max_tokens is None:
+            body["max_tokens"] = max(1, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
+
     async def _await_better(self, model_id: str, patience_s: float) -> None:
         """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
         model = self._fleet.engine_of(self._models[model_id])
         with self._fleet.cold.wait(model.id) as call:
             await asyncio.wait([call], timeout=min(patience_s, self._settings.hold_s))
 
-    async def _serve(
-        self, model: Model, body: bytes, shape: Shape, passed: dict[str, str], reply: Reply, patience_s: float
-    ) -> None:
-        # An id of our own: two clients may send the same one, and an engine must not mix them up.
-        passed["x-request-id"] = uuid.uuid4().hex
+    async def _serve(self, model: Model, call: EngineCall, asked: Asked, reply: Reply, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
+        line = self._lines[model.id]
+        ticket: Ticket | None = None
         tried: set[str] = set()
         wakes = 0
         deaths = 0
         full = False
+        queues = len(line) > 0  # who came before goes before
         await self._fleet.until_known(model)
         while True:
-            target = self._fleet.target(model, tried)
-            if target is None and model.tier == "lazy" and not full:
+            target = None if queues else self._fleet.target(model, tried)
+            if target is None and model.tier == "lazy" and not (full or queues):
                 if wakes == _MAX_WAKES:
                     raise self._absent(model)
                 # A pool hears of an engine's death a moment after we do.
@@ -140,12 +230,17 @@ class Generate:
                 wakes += 1
                 tried.clear()
                 target = await self._wake(model, reply, deadline, patience_s)
+            if target is None and (full or queues):
+                self._fleet.spread(model, tried)
+                ticket = await line.turn(asked.caller.id, asked.priority, ticket)
+                tried.clear()
+                full = queues = False
+                continue
             if target is None:
-                if full:
-                    self._fleet.spread(model, tried)
-                raise self._full(model) if full else broken("died") if deaths else self._absent(model)
+                raise broken("died") if deaths else self._absent(model)
+            line.started(asked.caller.id)
             try:
-                await self._relay.run(target, PATHS[self._endpoint], body, passed, reply, shape)
+                await self._relay.run(target, call, reply)
                 return
             except NotServed as not_served:
                 deaths += not_served.died
@@ -157,6 +252,8 @@ class Generate:
                 full = full or not_served.reason == "full"
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
+            finally:
+                line.ended(asked.caller.id)
 
     async def _wake(self, model: Model, reply: Reply, deadline: float, patience_s: float) -> Target:
         """Wait for the model to load, until the deadline; a stream hears how far it is."""
@@ -194,11 +291,6 @@ class Generate:
             retry_after_s=max(1.0, status.expected_wake_s),
         )
 
-    def _full(self, model: Model) -> ApiError:
-        return unavailable(
-            f"Every replica of {model.id} is full.", code="overloaded", retry_after_s=_FULL_RETRY_AFTER_S
-        )
-
     def _absent(self, model: Model) -> ApiError:
         expected = self._fleet.status(model).expected_load_s
         return unavailable(
@@ -213,6 +305,26 @@ def _progress(model: Model, status: PublishedModel) -> str:
     if status.place:
         return f"{model.id} waits for memory, place {status.place}"
     return f"{'waking' if status.state == 'waking' else 'loading'} {model.id} {status.progress:.0%}"
+
+
+def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
+    """How important a request is: as it says, up to what its key may; 0 where it says nothing."""
+    if (given := scope.get(PRIORITY)) is not None:
+        return int(given)
+    asked = parsed.get("priority", 0) if isinstance(parsed, dict) else 0
+    if asked is None:
+        return 0
+    if not isinstance(asked, int) or isinstance(asked, bool):
+        raise bad_request("`priority` must be a whole number; higher goes first.", "priority")
+    return min(asked, caller.limits.max_priority)
+
+
+def _rough_tokens(caller: Caller, parsed: object) -> int:
+    """What a request will cost, before anything is known of it: four bytes a token, and the answer it asks for."""
+    if caller.limits.tokens_per_minute is None:
+        return 0
+    answer = parsed.get("max_completion_tokens", parsed.get("max_tokens")) if isinstance(parsed, dict) else 0
+    return len(orjson.dumps(parsed)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

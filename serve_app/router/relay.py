@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 
+from serve_app.admission.breaker import Breaker
 from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER
 from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import Target
 from serve_app.router.reply import Reply
 from serve_app.router.shape import Shape
+from serve_app.router.tally import Tally
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +29,28 @@ _MESSAGE_CHARS = 600
 _EVENT_END = b"\n\n"
 _STREAM_END = b"data: [DONE]\n\n"
 _STREAM_ERROR = b'data: {"error"'
+# What says more of a replica than of the request.
+_REPLICAS_FAULTS = frozenset({"engine_died", "timeout"})
+_T = TypeVar("_T")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineCall:
+    """One request as an engine gets it, and what is done to its answer. Times in seconds; None: no limit.
+
+    `began`: when the client's request came (`time.monotonic`), from which `ttft_s` and `total_s` count.
+    """
+
+    path: str
+    body: bytes
+    headers: Mapping[str, str]
+    shape: Shape
+    tally: Tally
+    began: float
+    ttft_s: float | None = None
+    idle_s: float | None = None
+    total_s: float | None = None
+    comment_s: float = 15.0
 
 
 class NotServed(Exception):
@@ -38,6 +64,80 @@ class NotServed(Exception):
         super().__init__(reason)
         self.reason = reason
         self.died = died
+
+
+class _Watch:
+    """The clock beside one answer: one timer for a whole stream, and nothing for each of its chunks."""
+
+    def __init__(self, call: EngineCall, reply: Reply) -> None:
+        self._call = call
+        self._reply = reply
+        self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time
+        self.last = self.now()
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._comment: asyncio.Task[None] | None = None
+        self._late: ApiError | None = None
+
+    async def first(self, waiting: Awaitable[_T]) -> _T:
+        """Wait for what comes first; raises `ApiError` (504) when it comes too late."""
+        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
+        if not limits:
+            return await waiting
+        try:
+            async with asyncio.timeout_at(self._loop.time() + self._call.began + min(limits) - time.monotonic()) as at:
+                return await waiting
+        except TimeoutError:
+            if not at.expired():
+                raise
+            raise _timeout("It was not begun to be answered", min(limits)) from None
+
+    def begin(self) -> None:
+        """The stream runs from now on."""
+        self._task = asyncio.current_task()
+        self.last = self.now()
+        self._look()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+    def raise_if_late(self) -> None:
+        """After the task was cancelled: was it this clock?"""
+        if self._late and self._task:
+            self._task.uncancel()
+            raise self._late
+
+    def _look(self) -> None:
+        now, call = self.now(), self._call
+        silent_s = now - self.last
+        if call.idle_s is not None and silent_s >= call.idle_s:
+            self._end(_timeout("The engine said nothing more", call.idle_s))
+            return
+        if call.total_s is not None and time.monotonic() - call.began >= call.total_s:
+            self._end(_timeout("The answer was not complete", call.total_s))
+            return
+        if silent_s >= call.comment_s and (self._comment is None or self._comment.done()):
+            self._comment = self._loop.create_task(self._reply.comment("the engine works on it"))
+        waits = [call.comment_s]
+        if call.idle_s is not None:
+            waits.append(call.idle_s - silent_s)
+        if call.total_s is not None:
+            waits.append(call.began + call.total_s - time.monotonic())
+        self._timer = self._loop.call_later(max(0.01, min(waits)), self._look)
+
+    def _end(self, error: ApiError) -> None:
+        self._late = error
+        if self._task:
+            self._task.cancel()
+
+
+def _timeout(what: str, seconds: float) -> ApiError:
+    return ApiError(504, f"{what} within {seconds:g} s.", code="timeout")
 
 
 @dataclasses.dataclass(slots=True)
@@ -54,6 +154,7 @@ class Relay:
 
     def __init__(self, connect_timeout_s: float) -> None:
         self.in_flight: Counter[str] = Counter()
+        self.breaker = Breaker()
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._trace = aiohttp.TraceConfig()
@@ -100,24 +201,34 @@ class Relay:
             answer: dict[str, Any] = orjson.loads(await response.read())
             return answer
 
-    async def run(
-        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, shape: Shape
-    ) -> None:
+    async def run(self, target: Target, call: EngineCall, reply: Reply) -> None:
         """Answer from this engine. Raises `NotServed`, or `ApiError` for what the engine refused or broke."""
-        self.in_flight[target.replica_id] += 1
+        replica = target.replica_id
+        self.in_flight[replica] += 1
+        call.tally.replica = replica
         try:
-            await self._run(target, path, body, headers, reply, shape)
+            await self._run(target, call, reply)
+        except NotServed as not_served:
+            if not_served.reason == "connect timeout":
+                self.breaker.failed(replica, time.monotonic())
+            raise
+        except ApiError as error:
+            if error.code in _REPLICAS_FAULTS:
+                self.breaker.failed(replica, time.monotonic())
+            raise
+        else:
+            self.breaker.worked(replica)
         finally:
-            self.in_flight[target.replica_id] -= 1
+            self.in_flight[replica] -= 1
 
-    async def _run(
-        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], reply: Reply, shape: Shape
-    ) -> None:
+    async def _run(self, target: Target, call: EngineCall, reply: Reply) -> None:
+        path, body, headers = call.path, call.body, call.headers
         sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
         connection = _Connection()
+        watch = _Watch(call, reply)
         try:
-            response = await self._client().post(
-                target.url + path, data=body, headers=sent, trace_request_ctx=connection
+            response = await watch.first(
+                self._client().post(target.url + path, data=body, headers=sent, trace_request_ctx=connection)
             )
         except aiohttp.ClientConnectorError:
             raise NotServed("unreachable") from None
@@ -136,42 +247,52 @@ class Relay:
             if response.status != 200:
                 raise await _engine_error(response)
             if reply.stream:
-                await _relay_stream(response, reply, shape)
+                with watch:
+                    await _relay_stream(response, reply, call, watch)
             else:
-                await _relay_whole(response, reply, shape)
+                await _relay_whole(response, reply, call, watch)
 
 
-async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, shape: Shape) -> None:
+async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch) -> None:
     try:
-        body = await response.read()
+        body = await watch.first(response.read())
     except aiohttp.ClientError as error:
         raise broken(type(error).__name__) from None
-    await reply.whole(200, b"application/json", shape.whole(body))
+    call.tally.whole(body)
+    call.tally.over()
+    await reply.whole(200, b"application/json", call.shape.whole(body))
 
 
-async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, shape: Shape) -> None:
+async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch) -> None:
     chunks = response.content.iter_any()
+    shape, tally = call.shape, call.tally
     try:
         # No status before the engine's first event: what fails at its first step is then still a status.
-        chunk = await _first_event(chunks)
+        chunk = await watch.first(_first_event(chunks))
         if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
             raise broken("empty stream")
         if chunk.startswith(_STREAM_ERROR):
             raise _stream_error(chunk)
         await reply.start_stream()
         whole = rest = b""
+        watch.begin()
         while chunk:
+            watch.last = watch.now()
             # Whole events only: were half of one passed on and the engine died, no valid event could follow.
             whole, rest = _split(rest + chunk if rest else chunk)
             if (fault := whole.find(_STREAM_ERROR)) >= 0:
-                await reply.chunk(shape.events(whole[:fault]))
+                await reply.chunk(shape.events(tally.events(whole[:fault])))
                 raise _stream_error(whole[fault:])
-            await reply.chunk(shape.events(whole))
+            await reply.chunk(shape.events(tally.events(whole)))
             chunk = await anext(chunks, b"")
     except aiohttp.ClientError as error:
         raise broken(type(error).__name__) from None
+    except asyncio.CancelledError:
+        watch.raise_if_late()
+        raise
     if rest or not whole.endswith(_STREAM_END):
         raise broken("cut stream")
+    tally.over()
     await reply.end()
 
 

@@ -11,7 +11,7 @@ from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import Facts
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
-_ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget", "conversation")
+_ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget", "conversation", "priority")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
@@ -41,6 +41,9 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
                 body["thinking_token_budget"] = decision.budget
     if facts.endpoint == "embeddings":
         return body
+    if facts.stream:
+        # The router counts by it; the client gets it only if it asked.
+        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     if stops_of(facts, decision):
         del body["stop"]
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain

@@ -24,7 +24,7 @@ QWEN = "org/tiny-qwen3:test"
 
 
 def real_models() -> list[dict[str, Any]]:
-    shared = {"engine": CPU_ENGINE, "engine_env": CPU_ENV, "memory_gb": 2}
+    shared = {"engine": CPU_ENGINE, "engine_env": CPU_ENV, "memory_gb": 3}
     return [
         {
             "id": RESIDENT,
@@ -72,7 +72,7 @@ def real_models() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Iterator[Service]:
     """vLLM on this CPU: a resident chat model, the same as a lazy one, a tiny Qwen3, and one without files."""
-    with running(real_models(), pool={"memory_gb": 4, "min_residency_s": 1}) as service:
+    with running(real_models(), pool={"memory_gb": 6, "min_residency_s": 1}) as service:
         yield service
 
 
@@ -84,6 +84,7 @@ def fake_models() -> list[dict[str, Any]]:
             "context": 4096,
             "replicas": 2,
             "max_ongoing_requests": 4,
+            "queue": {"size": 0},
             "thinking": {"supported": True},
             "fake": {"tpot_s": 0.01},
         },

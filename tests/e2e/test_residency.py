@@ -46,7 +46,7 @@ def adapter(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    shared = {"engine_env": CPU_ENV, "memory_gb": 2, "context": 1024, "max_ongoing_requests": 64}
+    shared = {"engine_env": CPU_ENV, "memory_gb": 3, "context": 1024, "max_ongoing_requests": 64}
     smollm = {"source": "smollm2-135m-instruct", "engine": CPU_ENGINE, **shared}
     qwen = {"source": "tiny-qwen3", "engine": CPU_ENGINE, **shared}
     adapted = adapter(tmp_path_factory.mktemp("adapter"))
@@ -56,7 +56,7 @@ def tight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         {"id": CHAT, "tier": "lazy", "idle_unload_s": 600, **smollm},
         {"id": QWEN, "tier": "lazy", "idle_unload_s": 600, **qwen},
     ]
-    with running(models, pool={"memory_gb": 2, "min_residency_s": 2, "ageing_s": 10}) as service:
+    with running(models, pool={"memory_gb": 3, "min_residency_s": 2, "ageing_s": 10}) as service:
         yield service
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.service import Service, running
+from tests.e2e.service import Service, running, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -64,11 +64,11 @@ def test_model_that_makes_room_sleeps_and_wakes_without_a_load(sleepy: Service) 
 @pytest.mark.parametrize("model", ["insomniac", "comatose"])
 def test_model_that_hangs_on_its_way_to_or_from_sleep_is_ended_and_loaded_anew(sleepy: Service, model: str) -> None:
     ask(sleepy, model)
-    loads = sleepy.model(model)["loads"]
+    loads = sleepy.in_state(model, "awake")["loads"]
     assert order(sleepy, model, "sleep")[0] == 202
     sleepy.in_state(model, "asleep" if model == "comatose" else "stopped")
     ask(sleepy, model)
-    assert sleepy.model(model)["loads"] == loads + 1
+    wait_until(lambda: sleepy.model(model)["loads"] == loads + 1, 5, "the second load is published")
     assert sleepy.ready()
 
 

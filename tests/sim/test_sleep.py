@@ -357,16 +357,15 @@ def test_what_was_measured_to_be_too_much_is_shed_once_idle() -> None:
     assert (w.stage("a"), w.policy.used_bytes()) == (Stage.AWAKE, 5)
 
 
-def test_model_measured_to_be_too_large_for_the_pool_is_never_loaded_again() -> None:
-    w = world(model("a", 8))
+def test_model_measured_to_be_larger_than_the_pool_runs_alone() -> None:
+    w = world(model("a", 8), model("b", 1))
     w.sizes["a"] = 11
     awake(w, "a")
+    w.run(100)
+    assert (w.stage("a"), w.policy.used_bytes()) == (Stage.AWAKE, 10)
+    w.want("b")
     w.run(10)
-    assert w.stage("a") is Stage.STOPPED
-    w.want("a")
-    (_, refusal) = w.log[-1]
-    assert isinstance(refusal, Refuse)
-    assert refusal.code == "never_fits"
+    assert (w.stage("a"), w.stage("b")) == (Stage.STOPPED, Stage.AWAKE)
 
 
 # A pool that does not evict

@@ -269,7 +269,7 @@ class World:
                 return (LoadFailed if stage is Stage.LOADING else WakeFailed)(model, "no weights")
             case Stage.LOADING:
                 engine.enter(Stage.AWAKE, self.now)
-                self.known[model] = max(self.known[model], self.sizes.get(model, 0))
+                self.known[model] = max(self.known[model], min(self.sizes.get(model, 0), self.limits.memory_bytes))
                 return Loaded(model, self.times.load_s, self.sizes.get(model, 0))
             case Stage.WAKING:
                 engine.enter(Stage.AWAKE, self.now)

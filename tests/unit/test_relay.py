@@ -37,6 +37,8 @@ def config(**router: Any) -> Config:
         {"id": COLD, "tier": "lazy", "source": "org/cold", "context": 2048, "expected_load_s": 30},
         {"id": "embedder", "tier": "lazy", "source": "org/e", "context": 512, "abilities": ["embeddings"]},
     ]
+    for model in models:
+        model.setdefault("queue", {"size": 0})
     return Config.model_validate({"models": models, "router": {"loading_comment_s": 0.01, **router}})
 
 

@@ -57,7 +57,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 def config(tmp_path: Path) -> Config:
     key = {"id": "one", "sha256": hashlib.sha256(KEY.encode()).hexdigest()}
     models = [
-        {"id": "hot", "tier": "resident", "source": "org/hot", "context": 4096},
+        {"id": "hot", "tier": "resident", "source": "org/hot", "context": 4096, "queue": {"wait_s": 0.01}},
         {"id": "cold", "tier": "lazy", "source": "org/cold", "context": 2048},
     ]
     shadow = {"enabled": True, "file": str(tmp_path / "shadow.jsonl")}

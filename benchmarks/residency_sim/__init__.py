@@ -1,0 +1,1 @@
+"""Residency policies driven through simulated days: `make sim`. docs/residency.md says what it shows."""

@@ -1,0 +1,37 @@
+"""PURE. Keeps requests away from a replica that fails or hangs, and tries it again after a while. No clock, no I/O."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(slots=True)
+class _Record:
+    failures: int = 0
+    open_until: float = 0.0
+
+
+class Breaker:
+    """Failures in a row by replica: after `failures` of them it is left alone for `pause_s`, then one more tries it."""
+
+    def __init__(self, failures: int = 3, pause_s: float = 10.0) -> None:
+        self._failures = failures
+        self._pause_s = pause_s
+        self._records: dict[str, _Record] = {}
+
+    def failed(self, replica: str, now: float) -> None:
+        """A request found the replica hanging or broken."""
+        record = self._records.setdefault(replica, _Record())
+        record.failures += 1
+        if record.failures >= self._failures:
+            record.open_until = now + self._pause_s
+
+    def worked(self, replica: str) -> None:
+        """A request was answered by the replica."""
+        self._records.pop(replica, None)
+
+    def shunned(self, now: float) -> frozenset[str]:
+        """The replicas to be left alone."""
+        if not self._records:
+            return frozenset()
+        return frozenset(name for name, record in self._records.items() if record.open_until > now)

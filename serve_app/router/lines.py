@@ -1,0 +1,98 @@
+"""The queues before the models: requests that found every place taken wait here for their turn."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from serve_app.admission.queue import FairQueue, Ticket
+from serve_app.config import Queue
+from serve_app.errors import ApiError, unavailable
+
+# Places are freed by other Routers too, of which nobody tells us.
+_POLL_S = 0.05
+_SMOOTHING = 0.1
+_FIRST_GUESS_S = 1.0
+
+
+class Line:
+    """The queue before one model, in one Router."""
+
+    def __init__(self, model_id: str, settings: Queue, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._model_id = model_id
+        self._settings = settings
+        self._clock = clock
+        self._queue = FairQueue(settings.size)
+        self._turns: dict[int, asyncio.Future[None]] = {}
+        self._polling: asyncio.Task[None] | None = None
+        self._ended_at: float | None = None
+        self._between_ends_s = _FIRST_GUESS_S
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def started(self, key: str) -> None:
+        """A request of this key has a place."""
+        self._queue.started(key)
+
+    def ended(self, key: str) -> None:
+        """Its place is free again."""
+        now = self._clock()
+        if self._ended_at is not None:
+            self._between_ends_s += _SMOOTHING * (now - self._ended_at - self._between_ends_s)
+        self._ended_at = now
+        self._queue.ended(key)
+        self._let_in()
+
+    async def turn(self, key: str, priority: int, again: Ticket | None = None) -> Ticket:
+        """Wait until it is this request's turn to try for a place. `again`: it had its turn, and found none.
+
+        Raises `ApiError` (503): the queue is full, somebody more important came, or it waited too long.
+        """
+        if again is None:
+            ticket, loser = self._queue.join(key, priority, self._clock() + self._settings.wait_s)
+            if loser is not None and loser.number == ticket.number:
+                raise self._full()
+            if loser is not None and (turn := self._turns.pop(loser.number, None)) and not turn.done():
+                turn.set_exception(self._full())
+        else:
+            ticket = again
+            self._queue.rejoin(ticket)
+        turn = self._turns[ticket.number] = asyncio.get_running_loop().create_future()
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        try:
+            await turn
+        finally:
+            self._queue.leave(ticket)
+            self._turns.pop(ticket.number, None)
+        return ticket
+
+    def _let_in(self) -> None:
+        if ticket := self._queue.next():
+            turn = self._turns.get(ticket.number)
+            if turn and not turn.done():
+                turn.set_result(None)
+
+    async def _poll(self) -> None:
+        while len(self._queue):
+            await asyncio.sleep(_POLL_S)
+            for ticket in self._queue.overdue(self._clock()):
+                if (turn := self._turns.get(ticket.number)) and not turn.done():
+                    turn.set_exception(self._late())
+            self._let_in()
+
+    def _full(self) -> ApiError:
+        return unavailable(
+            f"Every place of {self._model_id} is taken, and {len(self._queue)} requests wait before this one.",
+            code="overloaded",
+            retry_after_s=max(1.0, (len(self._queue) + 1) * self._between_ends_s),
+        )
+
+    def _late(self) -> ApiError:
+        return unavailable(
+            f"Every place of {self._model_id} was taken for {self._settings.wait_s:g} s.",
+            code="overloaded",
+            retry_after_s=max(1.0, (len(self._queue) + 1) * self._between_ends_s),
+        )

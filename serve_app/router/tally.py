@@ -1,0 +1,82 @@
+"""What one answer cost: read from the engine's own count as the bytes pass by."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import time
+from typing import Any
+
+_USAGE = b'"usage":{'
+# vLLM's last event before [DONE] where the usage is asked for. An answer's text cannot hold it: its quotes are escaped.
+_USAGE_EVENT = b'"choices":[]'
+_END = b"\n\n"
+_TAIL_BYTES = 2048
+_FINISH = re.compile(rb'"finish_reason":"([a-z_]{1,32})"')
+_decoder = json.JSONDecoder()
+
+
+@dataclasses.dataclass(slots=True)
+class Tally:
+    """Tokens of one answer, and when its first one came (`time.monotonic`). `hides`: the client did not ask for usage.
+
+    0 tokens: the engine has not said.
+    """
+
+    hides: bool = False
+    prompt: int = 0
+    completion: int = 0
+    reasoning: int = 0
+    cached: int = 0
+    first_at: float | None = None
+    finish: str = ""
+    replica: str = ""
+    _tail: bytes = b""
+
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.prompt + self.completion
+
+    def events(self, data: bytes) -> bytes:
+        """Look at whole events of a stream; returns what the client is to get of them."""
+        if self.first_at is None:
+            self.first_at = time.monotonic()
+        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        if _USAGE_EVENT not in data:
+            return data
+        self._read(data)
+        if not self.hides:
+            return data
+        return b"".join(event + _END for event in data.split(_END) if event and _USAGE_EVENT not in event)
+
+    def whole(self, body: bytes) -> None:
+        """Look at an answer that is not streamed."""
+        self.first_at = time.monotonic()
+        self._read(body)
+        self._tail = body
+
+    def over(self) -> None:
+        """The answer has ended."""
+        if found := _FINISH.findall(self._tail):
+            self.finish = found[-1].decode()
+        self._tail = b""
+
+    def _read(self, data: bytes) -> None:
+        at = data.rfind(_USAGE)
+        if at < 0:
+            return
+        try:
+            usage, _ = _decoder.raw_decode(data[at + len(_USAGE) - 1 :].decode())
+        except ValueError:
+            return
+        self.prompt = _number(usage, "prompt_tokens")
+        self.completion = _number(usage, "completion_tokens")
+        self.reasoning = _number(usage.get("completion_tokens_details"), "reasoning_tokens")
+        self.cached = _number(usage.get("prompt_tokens_details"), "cached_tokens")
+
+
+def _number(fields: Any, name: str) -> int:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, int) else 0
