@@ -31,7 +31,10 @@ _KEY_FILE = TypeAdapter(list[ApiKey])
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and what they may. `id` is the key's name, and never the key. `models`: None: all."""
+    """Who sent a request, and what they may. `id` is the key's name, and never the key.
+
+    `models`: ids of models that are here; None: all.
+    """
 
     id: str
     limits: ApiKey | Anonymous
@@ -45,7 +48,7 @@ class Keys:
     def __init__(self, config: Config, *, front_door: bool = True, clock: Callable[[], float] = time.monotonic) -> None:
         settings = config.security
         self._configured = settings.keys
-        self._models = {model.id for model in config.models}
+        self._models = frozenset(model.id for model in config.models)
         self._clock = clock
         self._path = Path(settings.keys_file) if settings.keys_file else None
         self._seen: tuple[int, ...] = ()
@@ -72,7 +75,7 @@ class Keys:
         # The lookup compares hashes, of which an attacker knows nothing; and then the whole in constant time.
         if found is None or not hmac.compare_digest(found.sha256, digest):
             raise ApiError(401, "This API key is not known.", code="invalid_api_key")
-        models = None if found.models is None else frozenset(found.models)
+        models = None if found.models is None else self._models.intersection(found.models)
         return Caller(found.id, found, models, found.admin)
 
     def _check_origin(self, headers: Headers) -> None:

@@ -375,6 +375,15 @@ def test_key_for_a_model_that_is_not_here_is_told_to_the_operator_and_the_others
     assert heard.messages == [f"{rotating.file}: the key other names a model that is not the id of one here"]
 
 
+def test_caller_may_only_what_is_here(tmp_path: Path) -> None:
+    """Others look its models up in the configuration."""
+    file = tmp_path / "keys.yaml"
+    file.write_text(yaml.safe_dump([entry(OWN, models=["gone", COLD]), entry(OTHER, models=["gone"])]))
+    keys = Keys(config(keys_file=str(file)))
+    assert keys.caller(bearer(OWN)).models == frozenset({COLD})
+    assert keys.caller(bearer(OTHER)).models == frozenset()
+
+
 # What a key with a list of models sees
 
 
