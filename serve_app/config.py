@@ -452,6 +452,29 @@ class Telemetry(_Strict):
     otlp_endpoint: str = Field("", description="OTLP/HTTP collector for traces, e.g. http://host:4318/v1/traces.")
 
 
+class Conversations(_Strict):
+    """History that the Router keeps for clients which name their conversation, and answers of `/v1/responses`."""
+
+    enabled: bool = False
+    ttl_s: Annotated[float, Field(gt=0)] = Field(86_400, description="Kept so long after the last turn.")
+    max_tokens: Annotated[int, Field(ge=1)] = Field(
+        16_384, description="Of one conversation (estimated); whole turns go from the oldest. The newest always stays."
+    )
+    max_conversations: Annotated[int, Field(ge=1)] = Field(
+        10_000, description="In memory: those unused for the longest go first. Redis has its own maxmemory."
+    )
+    redis_url: str = Field(
+        "", description="Keeps them in Redis: needed with more than one Router, and to outlive a restart."
+    )
+
+    @field_validator("redis_url")
+    @classmethod
+    def _is_redis(cls, value: str) -> str:
+        if value and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError("must begin with redis://, rediss:// or unix://")
+        return value
+
+
 class Config(_Strict):
     """The application's `args`."""
 
@@ -465,6 +488,7 @@ class Config(_Strict):
     routing: RoutingSettings = RoutingSettings()
     telemetry: Telemetry = Telemetry()
     security: Security = Security()
+    conversations: Conversations = Conversations()
     models: Annotated[list[Model], Field(min_length=1)]
 
     @model_validator(mode="before")
@@ -570,6 +594,15 @@ class Config(_Strict):
             for name in key.models or ():
                 if name not in ids:
                     raise ValueError(f"security.keys[{index}].models: {name} is not the id of a model here")
+        return self
+
+    @model_validator(mode="after")
+    def _one_memory(self) -> Self:
+        kept = self.conversations
+        if kept.enabled and not kept.redis_url and self.router.replicas > 1:
+            raise ValueError(
+                f"conversations.redis_url: missing; {self.router.replicas} Routers do not see each other's memory"
+            )
         return self
 
     @model_validator(mode="after")

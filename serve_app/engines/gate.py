@@ -18,6 +18,7 @@ SERVED_PATHS = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",
+        "/v1/responses",
     }
 )
 # Of English text; Chinese has about 2. Only ever a load estimate, of prompts with their JSON around them.
@@ -26,6 +27,8 @@ _BYTES_PER_TOKEN = 4
 UNCOUNTED_PATHS = frozenset({"/health", "/v1/models"})
 
 _SECRET = SECRET_HEADER.encode()
+_RESPONSES = "/v1/responses"
+_STREAM_END = b"data: [DONE]\n\n"
 
 
 class Gate:
@@ -92,7 +95,7 @@ class Gate:
         elif self.in_flight >= self.max_ongoing:
             await _answer(send, 503, f"All {self.max_ongoing} places are taken.", Refusal.FULL)
         else:
-            await self._count(scope, receive, send)
+            await self._count(scope, receive, _ended(send) if path == _RESPONSES else send)
 
     def _from_router(self, scope: Scope) -> bool:
         for name, value in scope["headers"]:
@@ -113,6 +116,23 @@ class Gate:
             self.served += 1
             if not self.in_flight:
                 self._idle.set()
+
+
+def _ended(send: Send) -> Send:
+    """Ends a stream of the Responses API as all other streams end; without it a Router takes the stream for cut."""
+    streams = False
+
+    async def sending(message: Message) -> None:
+        nonlocal streams
+        if message["type"] == "http.response.start":
+            streams = any(
+                name == b"content-type" and value.startswith(b"text/event-stream") for name, value in message["headers"]
+            )
+        elif streams and not message.get("more_body"):
+            message = {**message, "body": message.get("body", b"") + _STREAM_END}
+        await send(message)
+
+    return sending
 
 
 def _body_bytes(scope: Scope) -> int:

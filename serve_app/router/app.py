@@ -19,10 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config, Model
+from serve_app.conversations.store import store_of
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
 from serve_app.router.cold import PoolCalls
+from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
@@ -34,6 +36,7 @@ from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
+from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.facts import Endpoint
@@ -44,6 +47,8 @@ from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
 from serve_app.telemetry.tracing import Tracing, tracer_to
 
 _CREATED = int(time.time())
+# To be moved to the others; `generate.py` is being worked on at the same time.
+PATHS["responses"] = "/v1/responses"
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 _ENGINE_PATHS = frozenset(PATHS.values())
@@ -99,11 +104,26 @@ class RouterApp:
                 lines,
             )
 
+        self._store = store_of(config.conversations) if config.conversations.enabled else None
+        limits = Limits(self._catalog, config.conversations, config.router)
+        endpoints: dict[Endpoint, ASGIApp] = {endpoint: generate(endpoint) for endpoint in PATHS}
+        endpoints["responses"] = Responses(endpoints["responses"], self._store, limits)
+        kept: list[Route] = []
+        if self._store:
+            endpoints["chat"] = ChatHistory(endpoints["chat"], self._store, limits)
+            chats, responses = ConversationRoutes(self._store), ResponseRoutes(self._store)
+            kept = [
+                Route("/v1/router/conversations/{id:path}", chats.read, methods=["GET"]),
+                Route("/v1/router/conversations/{id:path}", chats.delete, methods=["DELETE"]),
+                Route("/v1/responses/{id}", responses.read, methods=["GET"]),
+                Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
+            ]
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
         self._app = Starlette(
             routes=[
-                *(Route(path, generate(endpoint), methods=["POST"]) for endpoint, path in PATHS.items()),
+                *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
+                *kept,
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/models", self.models),
@@ -160,6 +180,8 @@ class RouterApp:
                 await self._decider.close()
                 await self._relay.close()
                 await self._rates.close()
+                if self._store:
+                    await self._store.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
             if self._front_door:
@@ -182,7 +204,7 @@ class RouterApp:
 
     async def openapi(self, request: Request) -> Response:
         """What all of this answers."""
-        return _json(document())
+        return _json(document(keeps=self._store is not None))
 
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""

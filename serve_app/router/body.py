@@ -19,6 +19,16 @@ class ClientGone(Exception):
 
 async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> object:
     """The parsed body. Raises `ApiError` (400, 408, 413, 415) or `ClientGone`."""
+    raw = await read_body(headers, receive, max_bytes=max_bytes, timeout_s=timeout_s)
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        where = f" at line {error.lineno}, column {error.colno}" if raw else "; it is empty"
+        raise bad_request(f"The body is not valid JSON{where}.", code="invalid_json") from None
+
+
+async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
+    """The body, said to be JSON. Raises `ApiError` (408, 413, 415) or `ClientGone`."""
     content_type = headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise ApiError(
@@ -30,14 +40,9 @@ async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeo
         raise ApiError(415, "Compressed bodies are not accepted; send it plain.", code="unsupported_media_type")
     try:
         async with asyncio.timeout(timeout_s):
-            raw = await _read(receive, max_bytes)
+            return await _read(receive, max_bytes)
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {timeout_s:g} s.", code="body_timeout") from None
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        where = f" at line {error.lineno}, column {error.colno}" if raw else "; it is empty"
-        raise bad_request(f"The body is not valid JSON{where}.", code="invalid_json") from None
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:

@@ -19,7 +19,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=security.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),  # OpenAI's client sends a dozen of its own
             expose_headers=("*",),
         )

@@ -98,15 +98,15 @@ class Decider:
         past = None
         named = "x-session-id" in headers or "conversation" in facts.body
         if self._policy.settings.sticky.enabled:
-            key = conversation_key(facts.body, headers.get("x-session-id"), who)
+            key = conversation_key(facts.chat, headers.get("x-session-id"), who)
             past = self._past(key, excerpt)
         tokens = None
         if unsure := unsure_of_fit(facts, policy, excerpt.prompt_tokens):
-            tokens = await self._counter.count(unsure[0], facts.body)
+            tokens = await self._counter.count(unsure[0], facts.chat)
         setting = Setting(self._view, past, tokens=tokens, now_s=time.monotonic())
         decision = decide(facts, policy, setting)
         if decision.undecided and self._scorer:
-            score = await self._scorer.score(excerpt, facts.body)
+            score = await self._scorer.score(excerpt, facts.chat)
             if score:
                 decision = decide(facts, policy, dataclasses.replace(setting, score=score))
         if not self._shadows:
@@ -138,7 +138,7 @@ class Decider:
     async def tokens(self, decided: Decided, model: Model) -> int:
         """The prompt's size: exact where the model's tokenizer is at hand, else by estimate."""
         estimate = decided.facts.excerpt.prompt_tokens if decided.facts.excerpt else 0
-        return await self._counter.count(model, decided.facts.body) or estimate
+        return await self._counter.count(model, decided.facts.chat) or estimate
 
     def remember(self, decided: Decided) -> None:
         """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""

@@ -76,6 +76,27 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "CompletionRequest": _object(["prompt"], prompt=_TEXTS, **_SAMPLING),
     "EmbeddingRequest": _object(["input"], input=_TEXTS, model=_SAMPLING["model"], user=_TEXT),
+    "ResponseRequest": _object(
+        ["input"],
+        input=_TEXTS,
+        instructions=_TEXT,
+        reasoning={"type": "object"},
+        text={"type": "object"},
+        max_output_tokens=_COUNT,
+        previous_response_id=_TEXT,
+        store=_FLAG,
+        **{name: _SAMPLING[name] for name in ("model", "stream", "temperature", "top_p", "user")},
+        tools={"type": "array"},
+    ),
+    "Conversation": _object(
+        ["id", "object", "turns", "tokens", "messages"],
+        id=_TEXT,
+        object={"const": "conversation"},
+        turns=_SIZE,
+        tokens=_SIZE,
+        messages={"type": "array", "items": {"type": "object"}},
+    ),
+    "Deleted": _object(["id", "object", "deleted"], id=_TEXT, object=_TEXT, deleted=_FLAG),
     "Answer": {
         "type": "object",
         "description": "The engine's answer in OpenAI's form; with `stream` these events, the last one `[DONE]`.",
@@ -171,8 +192,19 @@ _ORDER: Schema = {
 }
 
 
-def document() -> Schema:
-    """The whole document."""
+def _kept(what: str, schema: str) -> Schema:
+    return {
+        "get": {"summary": f"A {what} that this key began.", "parameters": [_ID], "responses": _answers(schema)},
+        "delete": {"summary": "Forget it.", "parameters": [_ID], "responses": _answers("Deleted")},
+    }
+
+
+def document(*, keeps: bool) -> Schema:
+    """The whole document. `keeps`: conversations are."""
+    kept = {
+        "/v1/router/conversations/{id}": _kept("conversation", "Conversation"),
+        "/v1/responses/{id}": _kept("response", "Answer"),
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -185,6 +217,8 @@ def document() -> Schema:
             "/v1/chat/completions": _post("Answer a chat.", "ChatRequest", "Answer", stream=True),
             "/v1/completions": _post("Continue a text.", "CompletionRequest", "Answer", stream=True),
             "/v1/embeddings": _post("Embed texts.", "EmbeddingRequest", "Answer"),
+            "/v1/responses": _post("Answer, in the Responses API.", "ResponseRequest", "Answer", stream=True),
+            **(kept if keeps else {}),
             "/v1/models": _get("The models that this key may use.", "Models"),
             "/v1/models/{id}": _get("One of them.", "Model", parameters=[_ID]),
             "/v1/router/preview": _post("How a chat would be routed; runs nothing.", "ChatRequest", "Decision"),

@@ -11,6 +11,8 @@ from typing import Any
 _USAGE = b'"usage":{'
 # vLLM's last event before [DONE] where the usage is asked for. An answer's text cannot hold it: its quotes are escaped.
 _USAGE_EVENT = b'"choices":[]'
+# The same of the Responses API; there it is part of an event that clients need.
+_RESPONSE_EVENT = b'"type":"response.completed"'
 _END = b"\n\n"
 _TAIL_BYTES = 2048
 _FINISH = re.compile(rb'"finish_reason":"([a-z_]{1,32})"')
@@ -44,6 +46,8 @@ class Tally:
         if self.first_at is None:
             self.first_at = time.monotonic()
         self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        if _RESPONSE_EVENT in data:
+            self._read(data)
         if _USAGE_EVENT not in data:
             return data
         self._read(data)
@@ -71,10 +75,11 @@ class Tally:
             usage, _ = _decoder.raw_decode(data[at + len(_USAGE) - 1 :].decode())
         except ValueError:
             return
-        self.prompt = _number(usage, "prompt_tokens")
-        self.completion = _number(usage, "completion_tokens")
-        self.reasoning = _number(usage.get("completion_tokens_details"), "reasoning_tokens")
-        self.cached = _number(usage.get("prompt_tokens_details"), "cached_tokens")
+        prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")
+        self.prompt = _number(usage, f"{prompt}_tokens")
+        self.completion = _number(usage, f"{completion}_tokens")
+        self.reasoning = _number(usage.get(f"{completion}_tokens_details"), "reasoning_tokens")
+        self.cached = _number(usage.get(f"{prompt}_tokens_details"), "cached_tokens")
 
 
 def _number(fields: Any, name: str) -> int:

@@ -15,7 +15,7 @@ def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
     """Decide one request. Raises `ApiError` for what no model can do; the client's own choice always wins."""
     reading = Reading(facts, policy, setting)
     named, source, profile = named_model(reading)
-    if facts.endpoint != "chat":
+    if facts.excerpt is None:
         model = named or able_default(reading)
         check_fit(facts, model, setting.tokens)
         # Raw text has no template, and so no switch.
@@ -41,7 +41,8 @@ def decide(facts: Facts, policy: Policy, setting: Setting) -> Decision:
         model_source=chosen.source,
         thinking=mode.thinking,
         thinking_source=mode.source,
-        budget=mode.budget,
+        # vLLM's Responses API (0.32) takes the switch, but no budget.
+        budget=None if facts.endpoint == "responses" else mode.budget,
         wanted_budget=mode.wanted_budget,
         rule=rule.name if rule else None,
         score=reading.score,

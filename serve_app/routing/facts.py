@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, without_harness
+from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
 
-Endpoint = Literal["chat", "completions", "embeddings"]
+Endpoint = Literal["chat", "completions", "embeddings", "responses"]
 Body = dict[str, Any]
 
 # Optional fields of OpenAI's API: null means the same as leaving them out.
 _NULLABLE = frozenset(
     {
         "audio",
+        "background",
         "best_of",
         "chat_template_kwargs",
         "conversation",
@@ -26,9 +28,11 @@ _NULLABLE = frozenset(
         "frequency_penalty",
         "function_call",
         "functions",
+        "instructions",
         "logit_bias",
         "logprobs",
         "max_completion_tokens",
+        "max_output_tokens",
         "max_tokens",
         "metadata",
         "min_p",
@@ -40,6 +44,8 @@ _NULLABLE = frozenset(
         "parallel_tool_calls",
         "prediction",
         "presence_penalty",
+        "previous_response_id",
+        "reasoning",
         "reasoning_effort",
         "response_format",
         "seed",
@@ -50,6 +56,7 @@ _NULLABLE = frozenset(
         "stream_options",
         "suffix",
         "temperature",
+        "text",
         "thinking_token_budget",
         "tool_choice",
         "tools",
@@ -108,6 +115,7 @@ _CHECKS: Mapping[str, _Check] = {
     "parallel_tool_calls": _FLAG,
     "max_tokens": _COUNT,
     "max_completion_tokens": _COUNT,
+    "max_output_tokens": _COUNT,
     "n": (lambda value: _is_int(value) and 1 <= value <= 128, "must be a whole number from 1 to 128"),
     "seed": (_is_int, "must be a whole number"),
     "temperature": _number(0, 2),
@@ -133,7 +141,8 @@ class Facts:
     """What a request says. `model` is None where the router is to choose; `last_user_text` is the last user turn.
 
     `json_schema`: the answer is held to a form. `header` looks up a request header, `key` is the fingerprint of the
-    client's API key; rules may ask for both. `excerpt`: of a chat.
+    client's API key; rules may ask for both. `excerpt`: of a chat, and of `responses`, whose body `chat` is in the
+    words of the chat API (elsewhere it is the body itself): what is decided by, and never sent.
     """
 
     endpoint: Endpoint
@@ -147,6 +156,12 @@ class Facts:
     excerpt: Excerpt | None = None
     header: Callable[[str], str | None] = _no_header
     key: str = ""
+    chat: Body = dataclasses.field(default_factory=dict)
+
+    @property
+    def ability(self) -> str:
+        """What a model must be able to do for this endpoint."""
+        return "chat" if self.endpoint == "responses" else self.endpoint
 
 
 def read_facts(
@@ -165,11 +180,12 @@ def read_facts(
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]):
             raise bad_request(f"`{field}` {message}.", field)
-    check_schemas(body)
+    chat = as_chat(body) if endpoint == "responses" else body
+    check_schemas(chat)
     text, images = "", False
     match endpoint:
-        case "chat":
-            text, images = _read_chat(body)
+        case "chat" | "responses":
+            text, images = _read_chat(chat)
         case "completions":
             _check_texts(body, "prompt")
         case "embeddings":
@@ -179,13 +195,14 @@ def read_facts(
         body=body,
         model=model,
         stream=body.get("stream", False),
-        max_tokens=body.get("max_completion_tokens", body.get("max_tokens")),
+        max_tokens=chat.get("max_completion_tokens", chat.get("max_tokens")),
         last_user_text=text,
         has_images=images,
-        json_schema=_has_schema(body),
-        excerpt=read_excerpt(body["messages"], body.get("tools") or ()) if endpoint == "chat" else None,
+        json_schema=_has_schema(chat),
+        excerpt=read_excerpt(chat["messages"], chat.get("tools") or ()) if endpoint in ("chat", "responses") else None,
         header=header,
         key=key,
+        chat=chat,
     )
 
 

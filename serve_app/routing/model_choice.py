@@ -52,10 +52,10 @@ def _explicit(reading: Reading, model: Model, name: str, profile: Wish | None) -
 def able_default(reading: Reading) -> Model:
     """For what has no excerpt: the default model, or the first that can."""
     default = reading.catalog.models[reading.catalog.default_id]
-    if reading.facts.endpoint in default.abilities:
+    if reading.facts.ability in default.abilities:
         return default
     return next(
-        (model for model in reading.catalog.models.values() if reading.facts.endpoint in model.abilities), default
+        (model for model in reading.catalog.models.values() if reading.facts.ability in model.abilities), default
     )
 
 
@@ -195,12 +195,12 @@ def _suiting(reading: Reading, model_id: str | None, needs: frozenset[str]) -> M
 
 def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
     """Raise `ApiError` where the model cannot do what is asked, or its context is surely too small."""
-    if facts.endpoint not in model.abilities:
+    if facts.ability not in model.abilities:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
     hosts = model.engine.get("allowed_media_domains") or ()
-    if facts.endpoint == "chat" and names_foreign_media(facts.body["messages"], hosts):
+    if facts.excerpt is not None and names_foreign_media(facts.chat["messages"], hosts):
         taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
         raise bad_request(f"{model.id} takes media from {taken} only.", "messages", "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:

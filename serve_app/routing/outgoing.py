@@ -30,18 +30,20 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
         body.pop("tools", None)
         if body.get("tool_choice") in ("none", "auto"):
             del body["tool_choice"]
+    if facts.endpoint == "responses":
+        body = uniform_response(body)
     if facts.endpoint == "chat":
         body["messages"] = uniform_messages(body["messages"])
-        if model.thinking.supported:
-            body["chat_template_kwargs"] = {
-                **body.get("chat_template_kwargs", {}),
-                "enable_thinking": decision.thinking,
-            }
-            if decision.budget is not None:
-                body["thinking_token_budget"] = decision.budget
+    if facts.excerpt is not None and model.thinking.supported:
+        body["chat_template_kwargs"] = {
+            **body.get("chat_template_kwargs", {}),
+            "enable_thinking": decision.thinking,
+        }
+        if decision.budget is not None:
+            body["thinking_token_budget"] = decision.budget
     if facts.endpoint == "embeddings":
         return body
-    if facts.stream:
+    if facts.stream and facts.endpoint != "responses":
         # The router counts by it; the client gets it only if it asked.
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
     if stops_of(facts, decision):
@@ -70,6 +72,20 @@ def uniform_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     texts = [text_of(messages[index].get("content")) for index in systems]
     head = {**messages[systems[0]], "role": "system", "content": "\n\n".join(filter(None, texts))}
     return [head, *(_without_empty(message) for message in messages if message["role"] not in _SYSTEM_ROLES)]
+
+
+def uniform_response(body: dict[str, Any]) -> dict[str, Any]:
+    """A Responses body for vLLM: it keeps nothing itself, and system messages stand where templates want them."""
+    # `request_id` would be the response's id: two clients may send the same one.
+    body = {key: value for key, value in body.items() if key not in ("previous_response_id", "request_id")}
+    body["store"] = False
+    items = body["input"]
+    if isinstance(items, list) and any(item.get("role") in _SYSTEM_ROLES for item in items):
+        texts = [body.get("instructions")]
+        texts += [text_of(item.get("content")) for item in items if item.get("role") in _SYSTEM_ROLES]
+        body["instructions"] = "\n\n".join(filter(None, texts))
+        body["input"] = [item for item in items if item.get("role") not in _SYSTEM_ROLES]
+    return body
 
 
 def _without_empty(message: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Past:
 
 def conversation_key(body: Mapping[str, Any], session: str | None, who: str) -> str:
     """The conversation a request belongs to: the id it names, else its opening messages. `who` keeps users apart."""
-    named = session or _named(body.get("conversation"))
+    named = session or named_by(body.get("conversation"))
     if named:
         return _digest("named", who, named)
     user = body.get("user")
@@ -50,7 +50,8 @@ def conversation_key(body: Mapping[str, Any], session: str | None, who: str) -> 
     return _digest("opening", who, *opening)
 
 
-def _named(conversation: object) -> str | None:
+def named_by(conversation: object) -> str | None:
+    """The id in a `conversation` field: a string, or an object with an `id`, as OpenAI has it."""
     if isinstance(conversation, dict):
         conversation = conversation.get("id")
     return conversation if isinstance(conversation, str) and conversation else None

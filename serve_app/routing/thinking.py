@@ -30,12 +30,12 @@ class Wish:
 def wishes(facts: Facts, thinking: Thinking) -> list[Wish]:
     """Everything the client said about thinking, strongest first. Raises `ApiError` for a wrong value."""
     found = [
-        _hard_switch(facts.body),
-        _budget(facts.body),
-        _effort(facts.body, thinking),
+        _hard_switch(facts.chat),
+        _budget(facts.chat),
+        _effort(facts.chat, thinking),
         _soft_switch(facts.last_user_text),
         _tag(facts.last_user_text),
-        _mode(facts.body),
+        _mode(facts.chat),
     ]
     return [wish for wish in found if wish]
 

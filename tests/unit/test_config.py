@@ -386,3 +386,31 @@ def test_key_that_is_no_hash_is_refused_and_not_repeated(key: str) -> None:
 
 def test_hashes_of_keys_are_taken() -> None:
     assert parsed(security={"keys": [{"id": "a", "sha256": DIGEST}]}).security.keys[0].sha256 == DIGEST
+
+
+# Conversations
+
+
+def test_conversations_are_off_and_in_memory_unless_said() -> None:
+    kept = parsed().conversations
+    assert (kept.enabled, kept.redis_url) == (False, "")
+
+
+def test_several_routers_need_redis_for_conversations() -> None:
+    text = complaint(router={"replicas": 2}, conversations={"enabled": True})
+    assert text.startswith("conversations.redis_url: missing; 2 Routers")
+    assert parsed(router={"replicas": 2}, conversations={"enabled": True, "redis_url": "redis://x"})
+    assert parsed(router={"replicas": 2})
+
+
+def test_a_redis_url_is_one_and_is_not_quoted() -> None:
+    text = complaint(conversations={"redis_url": "http://:secret@x"})
+    assert text.startswith("conversations.redis_url: must begin with redis://")
+    assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("ttl_s", 0), ("max_tokens", 0), ("max_conversations", 0), ("enabled", "perhaps")]
+)
+def test_wrong_conversation_settings_are_named(field: str, value: object) -> None:
+    assert complaint(conversations={field: value}).startswith(f"conversations.{field}: ")

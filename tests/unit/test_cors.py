@@ -67,7 +67,7 @@ async def test_preflight_of_another_page_is_refused_in_openais_shape(origin: str
 
 
 async def test_preflight_for_another_method_is_refused() -> None:
-    call = await preflight([PAGE], PAGE, access_control_request_method="DELETE")
+    call = await preflight([PAGE], PAGE, access_control_request_method="PUT")
     assert (call.status, call.error["code"]) == (403, "wrong_origin")
 
 

@@ -145,6 +145,15 @@ def test_media_from_elsewhere_is_a_400_before_anything_is_fetched(part: dict[str
     assert looked_at(part, ["good.example"]) == "400 unsupported_content"
 
 
+def test_media_in_the_responses_api_is_looked_at_too() -> None:
+    config = Config.model_validate(args(abilities=["chat", "vision"]))
+    image = {"type": "input_image", "image_url": "http://169.254.169.254/"}
+    body = {"input": [{"role": "user", "content": [{"type": "input_text", "text": "?"}, image]}]}
+    with pytest.raises(ApiError) as refused:
+        decide(read_facts(body, "responses"), policy_of(catalog_of(config), RoutingSettings()), Setting({}))
+    assert refused.value.code == "unsupported_content"
+
+
 @pytest.mark.parametrize("url", ["data:image/png;base64,AAAA", "DATA:image/png;base64,AAAA"])
 def test_media_in_the_request_itself_is_taken(url: str) -> None:
     assert looked_at({"type": "image_url", "image_url": {"url": url}}) == "hot"

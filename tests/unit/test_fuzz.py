@@ -25,7 +25,7 @@ from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 
 REQUESTS = 20_000
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/router/preview")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/router/preview")
 # Of the examples, how many are well-formed JSON objects; the rest is bytes, and paths with methods.
 OBJECTS, BYTES, TARGETS = 0.7, 0.15, 0.15
 
@@ -44,7 +44,9 @@ def config() -> Config:
     ]
     keys = [{"id": "one", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "admin": True}]
     router = {"max_body_bytes": 65536, "body_timeout_s": 1, "hold_s": 1}
-    return Config.model_validate({"models": models, "router": router, "security": {"keys": keys}})
+    kept = {"enabled": True, "max_conversations": 50}
+    given = {"models": models, "router": router, "security": {"keys": keys}, "conversations": kept}
+    return Config.model_validate(given)
 
 
 # What clients send
@@ -132,6 +134,9 @@ SANE: dict[str, st.SearchStrategy[Any]] = {
     "mode": st.sampled_from(["thinking", "non-thinking"]),
     "conversation": words,
     "user": words,
+    "store": st.booleans(),
+    "instructions": words,
+    "max_output_tokens": st.integers(16, 100),
     "metadata": junk,
     "priority": st.integers(0, 3),
     MARK: junk,
@@ -161,6 +166,8 @@ WILD: dict[str, st.SearchStrategy[Any]] = {
     "reasoning": st.fixed_dictionaries({"effort": words | numbers}) | junk,
     "thinking": st.fixed_dictionaries({"type": words, "budget_tokens": numbers}) | junk,
     "mode": words,
+    "previous_response_id": words,
+    "text": st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": words, "schema": schema})}) | junk,
     "extra_body": st.dictionaries(st.sampled_from(["mode", "stop", "messages", "chat_template_kwargs", MARK]), junk),
 }
 
@@ -168,7 +175,8 @@ WILD: dict[str, st.SearchStrategy[Any]] = {
 @st.composite
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A request for all endpoints at once, with at most two things wrong."""
-    body: dict[str, Any] = {"messages": draw(st.lists(message, min_size=1, max_size=3)), "prompt": MARK}
+    messages = draw(st.lists(message, min_size=1, max_size=3))
+    body: dict[str, Any] = {"messages": messages, "prompt": MARK, "input": draw(words | st.just(messages))}
     for name in draw(st.lists(st.sampled_from(list(SANE)), max_size=5, unique=True)):
         body[name] = draw(SANE[name])
     for name in draw(st.lists(st.sampled_from(list(WILD)), max_size=2, unique=True)):
@@ -252,7 +260,7 @@ def ask() -> Iterator[Ask]:
         runner.run(stack.aclose())
 
 
-def check(call: Call, headers: dict[str, str]) -> None:
+def check(call: Call, headers: dict[str, str], path: str) -> None:
     """What holds for every answer."""
     assert call.status in STATUSES
     text = call.body.decode()
@@ -262,7 +270,9 @@ def check(call: Call, headers: dict[str, str]) -> None:
     assert call.headers["x-request-id"]
     if call.headers["content-type"].startswith("text/event-stream"):
         assert call.status == 200
-        assert call.events[-1] == b"[DONE]"
+        assert call.events
+        # OpenAI ends streams of the Responses API with an event of their own.
+        assert path == "/v1/responses" or call.events[-1] == b"[DONE]"
     elif call.status >= 400:
         assert call.error["type"] in TYPES
         assert call.error["message"]
@@ -293,7 +303,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 def test_no_body_makes_a_fault_or_is_echoed(ask: Ask, body: dict[str, Any], headers: dict[str, str]) -> None:
     raw = orjson.dumps(body, option=orjson.OPT_NON_STR_KEYS)
     for path in PATHS:
-        check(ask(path, "POST", raw, headers), headers)
+        check(ask(path, "POST", raw, headers), headers, path)
 
 
 @st.composite
@@ -320,7 +330,7 @@ SOUND = [
 @given(raw=broken_bytes() | st.binary(max_size=60), headers=some_headers())
 def test_no_bytes_make_a_fault_or_are_echoed(ask: Ask, raw: bytes, headers: dict[str, str]) -> None:
     for path in PATHS:
-        check(ask(path, "POST", raw, headers), headers)
+        check(ask(path, "POST", raw, headers), headers, path)
 
 
 SEGMENTS = "v1 V1  .. . models chat completions router preview health ready openapi.json cold load unload pin auto org"
@@ -338,4 +348,4 @@ def test_no_path_or_method_makes_a_fault_or_is_echoed(
     if method == "HEAD":
         assert call.status in STATUSES
     else:
-        check(call, headers)
+        check(call, headers, path)

@@ -1,6 +1,7 @@
 """serve_app.engines.gate: who comes in, exactly how many at once, and that every place is given back."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -237,3 +238,35 @@ async def test_prompt_tokens_in_flight_are_estimated_from_the_bodies(app: App, g
     app.finish.set()
     await asyncio.gather(*calls)
     assert gate.in_flight_tokens == 0
+
+
+# Streams of the Responses API
+
+
+async def through_gate(path: str, *parts: bytes, kind: bytes = b"text/event-stream; charset=utf-8") -> bytes:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind)]})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        if b"breaks" in parts:
+            raise RuntimeError
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b""}
+
+    reply = Reply()
+    scope: Scope = {"type": "http", "path": path, "headers": [(SECRET_HEADER.encode(), SECRET.encode())]}
+    with contextlib.suppress(RuntimeError):
+        await Gate(app, max_ongoing=1, secret=SECRET)(scope, receive, reply.send)
+    return b"".join(message.get("body", b"") for message in reply.messages)
+
+
+async def test_a_stream_of_responses_ends_as_all_streams_do() -> None:
+    assert await through_gate("/v1/responses", b"one", b"two") == b"onetwodata: [DONE]\n\n"
+
+
+async def test_nothing_is_added_to_what_breaks_off_or_is_no_stream_of_responses() -> None:
+    assert await through_gate("/v1/responses", b"one", b"breaks") == b"onebreaks"
+    assert await through_gate("/v1/responses", b"{}", kind=b"application/json") == b"{}"
+    assert await through_gate("/v1/chat/completions", b"one") == b"one"

@@ -21,12 +21,20 @@ from serve_app.router.app import RouterApp
 from serve_app.router.openapi import document
 from serve_app.routing.facts import read_facts
 
-DOCUMENT = document()
+DOCUMENT = document(keeps=True)
 OPERATIONS = [
     (path, method, operation) for path, methods in DOCUMENT["paths"].items() for method, operation in methods.items()
 ]
 NAMES = [f"{method} {path}" for path, method, _ in OPERATIONS]
 HOT, LAZY = "org/hot:1b", "org/lazy"
+# As an engine answers a chat, and a request of the Responses API.
+ANSWER = {
+    "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
+    "id": "resp_1",
+    "object": "response",
+    "status": "completed",
+    "output": [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "ok"}]}],
+}
 
 
 def validator(schema: dict[str, Any]) -> Draft202012Validator:
@@ -41,10 +49,11 @@ async def service() -> AsyncIterator[RouterApp]:
         {"id": LAZY, "tier": "lazy", "source": "org/e", "context": 512, "abilities": ["embeddings"]},
     ]
     awake = PublishedModel("awake", phases={"loading": 1.5}, failure="once")
-    async with Upstream(answer(200, {"choices": []})) as upstream:
+    async with Upstream(answer(200, ANSWER)) as upstream:
         set_replicas("Hot", [Replica("hot-0", {HOT: upstream.url}, SECRET, {HOT: awake}, True)])
         set_replicas("Pool", [Replica("pool-0", {LAZY: upstream.url}, SECRET, {LAZY: awake}, True)])
-        app = RouterApp(Config.model_validate({"models": models}), {HOT: "Hot", LAZY: "Pool"}, Pool(), "test")
+        settings = Config.model_validate({"models": models, "conversations": {"enabled": True}})
+        app = RouterApp(settings, {HOT: "Hot", LAZY: "Pool"}, Pool(), "test")
         yield app
         await app._relay.close()
 
@@ -67,7 +76,7 @@ def test_document_has_the_form_of_openapi_3_1() -> None:
     assert {name for need in DOCUMENT["security"] for name in need} == set(schemes)
     for path, method, operation in OPERATIONS:
         assert path.startswith("/")
-        assert method in ("get", "post")
+        assert method in ("get", "post", "delete")
         assert operation.keys() <= {"summary", "parameters", "requestBody", "responses", "security"}
         named = [parameter["name"] for parameter in operation.get("parameters", ())]
         assert named == re.findall(r"{(\w+)}", path)
@@ -89,7 +98,7 @@ def test_every_schema_is_one_and_every_reference_leads_somewhere_and_none_is_lef
 async def test_every_route_is_in_the_document_and_nothing_else() -> None:
     async with service() as app:
         routes = {
-            (re.sub(r"{name:path}", "{id}", route.path), method.lower())
+            (re.sub(r"{(name|id):path}", "{id}", route.path), method.lower())
             for route in app._app.routes
             if isinstance(route, Route)
             for method in (route.methods or {"POST"}) - {"HEAD"}
@@ -107,6 +116,7 @@ def test_keys_are_asked_for_where_the_document_says_so() -> None:
 BODIES: dict[str, dict[str, Any]] = {
     "ChatRequest": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "stop": ["a"], "seed": None},
     "CompletionRequest": {"prompt": "hi", "max_tokens": 3, "stop": "a", "n": None},
+    "ResponseRequest": {"input": "hi", "instructions": "be brief", "temperature": None, "reasoning": {"effort": "low"}},
     "EmbeddingRequest": {"input": ["hi"], "model": LAZY},
 }
 
@@ -125,7 +135,12 @@ def body_of(operation: dict[str, Any]) -> dict[str, Any] | None:
 async def test_every_path_answers_as_the_document_says(path: str, method: str, operation: dict[str, Any]) -> None:
     body = body_of(operation)
     async with service() as app:
-        for name in (HOT, LAZY) if path == "/v1/models/{id}" else (LAZY,):
+        names = [HOT, LAZY] if path == "/v1/models/{id}" else [LAZY]
+        if "conversations" in path:
+            await Call(app, BODIES["ChatRequest"], headers={"x-session-id": LAZY}).done()
+        if path == "/v1/responses/{id}":
+            names = [(await Call(app, BODIES["ResponseRequest"], path="/v1/responses").done()).json["id"]]
+        for name in names:
             asked = path.replace("{id}", name).replace("{order}", "load")
             call = await Call(app, body or b"", path=asked, method=method.upper()).done()
             content = operation["responses"][str(call.status)]["content"]
