@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 import yaml
 from rich.console import Console
+from rich.table import Table
 
 from serve_app.check import problems, read_file
 from serve_app.config import ConfigError, problems_of
@@ -94,6 +95,35 @@ def preview(
         raise _fail("\n".join(f"{config}: {line}" for line in str(error).splitlines())) from None
     except (PreviewError, RemoteError) as error:
         raise _fail(str(error)) from None
+
+
+@app.command()
+def usage(
+    by: Annotated[str, typer.Option(help="Fields to group by: key, model, path, status, …")] = "key,model",
+    since: Annotated[str, typer.Option(help="30m, 12h, 7d, or a date.")] = "1d",
+    directory: Annotated[Path, typer.Option(help="audit.directory of the service.")] = Path(".audit"),
+    json_output: Annotated[bool, typer.Option("--json", help="For another program.")] = False,
+) -> None:
+    """Tokens, requests, latencies and engine time from the audit records of this machine."""
+    from serve_app.telemetry.audit import as_json, read_records, since_of
+    from serve_app.telemetry.audit import usage as sums
+
+    try:
+        start = since_of(since)
+    except ValueError:
+        raise _fail(f"--since {since}: neither like 12h nor a date") from None
+    rows = sums(read_records(directory, start), [name.strip() for name in by.split(",") if name.strip()])
+    if json_output:
+        print(as_json(rows))
+        return
+    if not rows:
+        raise _fail(f"{directory}: no record since {since}")
+    table = Table(box=None)
+    for name in rows[0]:
+        table.add_column(name.replace("_", " "), justify="left" if name in by else "right")
+    for row in rows:
+        table.add_row(*("" if value is None else str(value) for value in row.values()))
+    _console.print(table)
 
 
 @app.command()

@@ -446,6 +446,23 @@ class Security(_Strict):
         return self
 
 
+class AuditSettings(_Strict):
+    """One record for each request; without prompts and keys."""
+
+    sink: Literal["file", "stdout", "otlp", "none"] = "file"
+    directory: str = Field(".audit", description="Of the files; relative: below the repository.")
+    max_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 1024 * 1024, description="A file is rotated at this size.")
+    keep: Annotated[int, Field(ge=1)] = Field(10, description="Rotated files that are kept, for each Router.")
+    queue: Annotated[int, Field(ge=1)] = Field(10_000, description="Records that may wait to be written; more drop.")
+    otlp_endpoint: str = Field("", description="For sink otlp, e.g. http://host:4318/v1/logs.")
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> Self:
+        if self.sink == "otlp" and not self.otlp_endpoint:
+            raise ValueError("otlp_endpoint: missing; sink otlp sends to it")
+        return self
+
+
 class Telemetry(_Strict):
     """What leaves the service besides answers and Ray's metrics."""
 
@@ -487,6 +504,7 @@ class Config(_Strict):
     pool: Pool = Pool()
     routing: RoutingSettings = RoutingSettings()
     telemetry: Telemetry = Telemetry()
+    audit: AuditSettings = AuditSettings()
     security: Security = Security()
     conversations: Conversations = Conversations()
     models: Annotated[list[Model], Field(min_length=1)]

@@ -43,12 +43,11 @@ from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
+from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
 from serve_app.telemetry.tracing import Tracing, tracer_to
 
 _CREATED = int(time.time())
-# To be moved to the others; `generate.py` is being worked on at the same time.
-PATHS["responses"] = "/v1/responses"
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 _ENGINE_PATHS = frozenset(PATHS.values())
@@ -87,6 +86,7 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
         lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
@@ -102,6 +102,7 @@ class RouterApp:
                 tracing,
                 self._rates,
                 lines,
+                self._audit,
             )
 
         self._store = store_of(config.conversations) if config.conversations.enabled else None
@@ -180,6 +181,7 @@ class RouterApp:
                 await self._decider.close()
                 await self._relay.close()
                 await self._rates.close()
+                await asyncio.to_thread(self._audit.close)
                 if self._store:
                     await self._store.close()
                 await send({"type": "lifespan.shutdown.complete"})

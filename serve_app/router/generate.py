@@ -31,9 +31,11 @@ from serve_app.router.relay import EngineCall, NotServed, Relay, broken
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tally import Tally
+from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Endpoint
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
+from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe
 
@@ -41,9 +43,11 @@ PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
+    "responses": "/v1/responses",
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
+_ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
@@ -54,14 +58,23 @@ _MAX_DEATHS = 8
 _RESTART_RETRY_AFTER_S = 5.0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class Asked:
-    """One request on its way through: who sent it, how important it is, and what it turns out to cost."""
+    """One request on its way through: who sent it, how important it is, and what becomes of it. Times in seconds.
+
+    `queued_s`: waited for a place; `held_s`: waited for its model to load; `sent_at`: when an engine got it.
+    """
 
     headers: Headers
     caller: Caller
-    priority: int
     began: float
+    priority: int = 0
+    stream: bool = False
+    decision: Decision | None = None
+    degraded: str = ""
+    queued_s: float = 0.0
+    held_s: float = 0.0
+    sent_at: float | None = None
     tally: Tally = dataclasses.field(default_factory=Tally)
 
 
@@ -80,6 +93,7 @@ class Generate:
         tracing: Tracing,
         rates: Rates,
         lines: Mapping[str, Line],
+        audit: Audit,
     ) -> None:
         self._endpoint = endpoint
         self._decider = decider
@@ -89,6 +103,7 @@ class Generate:
         self._counts = counts
         self._tracing = tracing
         self._rates = rates
+        self._audit = audit
         self._lines = lines
         self._settings = config.router
         self._easing = Easing(config.router.degrade, fleet.load)
@@ -99,7 +114,8 @@ class Generate:
         headers = Headers(scope=scope)
         reply = Reply(send, stream=False)
         reply.headers["x-request-id"] = request_id(headers)
-        began = time.monotonic()
+        caller: Caller = scope[CALLER]
+        asked = Asked(headers, caller, time.monotonic())
         try:
             parsed = await read_json(
                 headers,
@@ -107,8 +123,7 @@ class Generate:
                 max_bytes=self._settings.max_body_bytes,
                 timeout_s=self._settings.body_timeout_s,
             )
-            caller: Caller = scope[CALLER]
-            asked = Asked(headers, caller, _priority(parsed, scope, caller), began)
+            asked.priority = _priority(parsed, scope, caller)
             with self._rates.at_once(asked.caller):
                 taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
                 try:
@@ -124,6 +139,8 @@ class Generate:
             with contextlib.suppress(Exception):
                 await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
             raise
+        finally:
+            self._audit.write(audit_record(PATHS[self._endpoint], asked, reply))
 
     async def _answer(self, asked: Asked, parsed: object, receive: Receive, reply: Reply) -> None:
         headers = asked.headers
@@ -139,6 +156,11 @@ class Generate:
         decision, note = self._easing.thinks_less(decision, engine)
         if note:
             reply.headers["x-router-degraded"] = note
+        asked.decision, asked.stream, asked.degraded = (
+            decision,
+            facts.stream,
+            reply.headers.get("x-router-degraded", ""),
+        )
         body = engine_body(facts, decision, model)
         await self._bound(decided, model, body)
         self._explain(reply.headers, dataclasses.replace(decided, decision=decision), headers)
@@ -202,7 +224,8 @@ class Generate:
         if facts.max_tokens is not None and facts.max_tokens > most:
             raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")
         if facts.max_tokens is None:
-            body["max_tokens"] = max(1, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
+            field = "max_output_tokens" if self._endpoint == "responses" else "max_tokens"
+            body[field] = max(1, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
 
     async def _await_better(self, model_id: str, patience_s: float) -> None:
         """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
@@ -229,16 +252,25 @@ class Generate:
                 await asyncio.sleep(_WAKE_PAUSE_S * wakes)
                 wakes += 1
                 tried.clear()
-                target = await self._wake(model, reply, deadline, patience_s)
+                held = time.monotonic()
+                try:
+                    target = await self._wake(model, reply, deadline, patience_s)
+                finally:
+                    asked.held_s += time.monotonic() - held
             if target is None and (full or queues):
                 self._fleet.spread(model, tried)
-                ticket = await line.turn(asked.caller.id, asked.priority, ticket)
+                queued = time.monotonic()
+                try:
+                    ticket = await line.turn(asked.caller.id, asked.priority, ticket)
+                finally:
+                    asked.queued_s += time.monotonic() - queued
                 tried.clear()
                 full = queues = False
                 continue
             if target is None:
                 raise broken("died") if deaths else self._absent(model)
             line.started(asked.caller.id)
+            asked.sent_at = time.monotonic()
             try:
                 await self._relay.run(target, call, reply)
                 return
@@ -307,6 +339,51 @@ def _progress(model: Model, status: PublishedModel) -> str:
     return f"{'waking' if status.state == 'waking' else 'loading'} {model.id} {status.progress:.0%}"
 
 
+def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
+    """What the audit keeps of a request: the record of the design. Times in ms."""
+    now = time.monotonic()
+    tally, decision = asked.tally, asked.decision
+    record: dict[str, Any] = {
+        "at": round(time.time(), 3),
+        "request": reply.headers.get("x-request-id", ""),
+        "key": asked.caller.id,
+        "path": path,
+        "stream": asked.stream,
+        "priority": asked.priority,
+        # 499: the client left before it got anything.
+        "status": reply.status or 499,
+        "error": reply.fault or None,
+        "model": None,
+        "prompt_tokens": tally.prompt,
+        "completion_tokens": tally.completion,
+        "reasoning_tokens": tally.reasoning,
+        "cached_tokens": tally.cached,
+        "finish": tally.finish or None,
+        "replica": tally.replica or None,
+        "queue_ms": _ms(asked.queued_s),
+        "load_ms": _ms(asked.held_s),
+        "ttft_ms": None if tally.first_at is None else _ms(tally.first_at - asked.began),
+        "engine_ms": None if asked.sent_at is None else _ms(now - asked.sent_at),
+        "total_ms": _ms(now - asked.began),
+    }
+    if decision is not None:
+        record |= {
+            "model": decision.model_id,
+            "model_source": decision.model_source,
+            "thinking": decision.thinking,
+            "thinking_source": decision.thinking_source,
+            "budget": decision.budget,
+            "rule": decision.rule,
+            "fallback": decision.fallback,
+            "degraded": asked.degraded or None,
+        }
+    return record
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
+
+
 def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
     """How important a request is: as it says, up to what its key may; 0 where it says nothing."""
     if (given := scope.get(PRIORITY)) is not None:
@@ -323,7 +400,8 @@ def _rough_tokens(caller: Caller, parsed: object) -> int:
     """What a request will cost, before anything is known of it: four bytes a token, and the answer it asks for."""
     if caller.limits.tokens_per_minute is None:
         return 0
-    answer = parsed.get("max_completion_tokens", parsed.get("max_tokens")) if isinstance(parsed, dict) else 0
+    fields = parsed if isinstance(parsed, dict) else {}
+    answer = next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0)
     return len(orjson.dumps(parsed)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
 
 

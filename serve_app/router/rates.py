@@ -23,6 +23,8 @@ from serve_app.router.tally import Tally
 logger = logging.getLogger(__name__)
 
 _REDIS_TIMEOUT_S = 0.25
+# A Redis that hangs must not cost every request its time-out.
+_REDIS_PAUSE_S = 2.0
 # One sorted set for each key and kind: members `id:amount`, scored by when they came. Redis runs it as one step.
 _TAKE = """
 local t = redis.call('TIME')
@@ -83,6 +85,7 @@ class Rates:
         self._keys: dict[tuple[str, int | None, int | None], _Key] = {}
         self._concurrent: Counter[str] = Counter()
         self._redis: Any = None
+        self._redis_again_at = 0.0
         if redis_url:
             self._redis = redis.asyncio.Redis.from_url(
                 redis_url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
@@ -117,13 +120,15 @@ class Rates:
         limits = caller.limits
         if limits.requests_per_minute is None and limits.tokens_per_minute is None:
             return None
-        if self._redis is not None:
+        if self._redis is not None and time.monotonic() >= self._redis_again_at:
             try:
                 return await self._take_shared(caller, tokens, out)
             except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
+                self._redis_again_at = time.monotonic() + _REDIS_PAUSE_S
                 # Rather this Router's own count than no service, or no limit.
                 logger.warning("Redis did not answer for rates: %s", type(error).__name__)
-                out["x-router-rates"] = "this router's own; Redis is away"
+        if self._redis is not None:
+            out["x-router-rates"] = "this router's own; Redis is away"
         now = time.monotonic()
         key = self._key(caller.id, limits)
         if key.requests:
@@ -166,6 +171,8 @@ class Rates:
         return Taken(caller.id, tokens, 0.0, member)
 
     async def _settle_shared(self, caller: Caller, taken: Taken, tokens: int) -> None:
+        if time.monotonic() < self._redis_again_at:
+            return
         with contextlib.suppress(redis.exceptions.RedisError, OSError, TimeoutError):
             await self._redis.eval(_SETTLE, 1, _name(caller, "tokens"), taken.member, taken.guessed, tokens)
 

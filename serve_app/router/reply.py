@@ -40,6 +40,9 @@ class Reply:
         self._send = send
         self.stream = stream
         self.started = False
+        # What the client got: the status, or the fault in a stream that had begun; 0: nothing.
+        self.status = 0
+        self.fault = ""
         self._ended = False
         self.headers: dict[str, str] = {}
         self._at_boundary = True
@@ -53,6 +56,7 @@ class Reply:
             headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         headers += [(name.encode(), value.encode("latin-1", "replace")) for name, value in self.headers.items()]
         self.started = True
+        self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def start_stream(self) -> None:
@@ -86,6 +90,7 @@ class Reply:
         """Tell the client. After the first byte it is an event that OpenAI's clients raise, then the end."""
         if self._ended:
             return
+        self.fault = error.code or error.type
         payload = orjson.dumps(error.payload())
         if not self.started:
             if error.retry_after_s is not None:

@@ -46,6 +46,7 @@ def config() -> Config:
     router = {"max_body_bytes": 65536, "body_timeout_s": 1, "hold_s": 1}
     kept = {"enabled": True, "max_conversations": 50}
     given = {"models": models, "router": router, "security": {"keys": keys}, "conversations": kept}
+    given["audit"] = {"sink": "none"}
     return Config.model_validate(given)
 
 

@@ -68,6 +68,7 @@ def config(tmp_path: Path) -> Config:
             "routing": {"shadow": shadow},
             "router": {"max_body_bytes": 4096, "body_timeout_s": 0.05, "hold_s": 0.05},
             "log_level": "debug",
+            "audit": {"directory": str(tmp_path / "audit")},
         }
     )
 
@@ -169,15 +170,18 @@ async def test_nothing_private_is_logged_recorded_or_sent_back(
         ]
         await app._decider.close()
         await app._relay.close()
+        app._audit.close()
     assert len({call.status for call in calls}) > 3
     for call in calls:
         text = call.body.decode() + str(call.headers)
         assert not [word for word in PRIVATE if word in text], text
         assert "Traceback" not in text
     assert said is not None
-    recorded = (tmp_path / "shadow.jsonl").read_text()
-    assert recorded
-    assert not [word for word in (*PRIVATE, ANSWER) if word in recorded]
+    (audit,) = (tmp_path / "audit").iterdir()
+    for record in (audit, tmp_path / "shadow.jsonl"):
+        recorded = record.read_text()
+        assert recorded
+        assert not [word for word in (*PRIVATE, ANSWER) if word in recorded]
 
 
 @pytest.mark.xfail(reason="relay.py passes on what vLLM calls `param`, which may be a key of a dict of the client's")

@@ -1,0 +1,164 @@
+"""One record for each request, refused ones too: who asked, what was decided, what it cost. No prompts, no keys.
+
+Requests only put their record into a bounded queue; a thread of its own writes. What does not fit, or cannot be
+written (a full disk), is dropped and counted: an audit must never hold up or fail an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import logging.handlers
+import os
+import queue
+import socket
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from serve_app.config import AuditSettings, resolve_dir
+
+logger = logging.getLogger(__name__)
+
+_PATTERN = "audit-*.jsonl*"
+
+
+class Audit:
+    """Writes records to the configured sink. `dropped` counts those that were not written."""
+
+    def __init__(self, settings: AuditSettings, otlp_endpoint: str = "") -> None:
+        self.dropped = 0
+        self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
+        self._listener: logging.handlers.QueueListener | None = None
+        if settings.sink != "none":
+            self._listener = logging.handlers.QueueListener(self._queue, _handler(settings, otlp_endpoint, self._drop))
+            self._listener.start()
+
+    def write(self, fields: Mapping[str, Any]) -> None:
+        """Take one record; never waits."""
+        if self._listener is None:
+            return
+        record = logging.LogRecord("switchyard.audit", logging.INFO, "", 0, fields, None, None)
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._drop()
+
+    def close(self) -> None:
+        """Write what is queued."""
+        if self._listener:
+            self._listener.stop()
+            for handler in self._listener.handlers:
+                handler.close()
+            self._listener = None
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        if self.dropped & (self.dropped - 1) == 0:
+            logger.error("audit records could not be written: %d so far", self.dropped)
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return orjson.dumps(record.msg).decode()
+
+
+class _File(logging.handlers.RotatingFileHandler):
+    """Python's own rotating file; what fails is counted rather than printed, and tried again with the next record."""
+
+    def __init__(self, settings: AuditSettings, drop: Any) -> None:
+        directory = resolve_dir(settings.directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        # Several Router replicas may share the directory.
+        name = directory / f"audit-{socket.gethostname()}-{os.getpid()}.jsonl"
+        super().__init__(name, maxBytes=settings.max_bytes, backupCount=settings.keep, delay=True)
+        self._drop = drop
+
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        self._drop()
+
+
+def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Any) -> logging.Handler:
+    handler: logging.Handler
+    match settings.sink:
+        case "file":
+            handler = _File(settings, drop)
+        case "stdout":
+            handler = logging.StreamHandler(sys.stdout)
+        case _:
+            from serve_app.telemetry.otlp_logs import otlp_handler
+
+            handler = otlp_handler(otlp_endpoint)
+    handler.setFormatter(_Json())
+    return handler
+
+
+def read_records(directory: Path, since: float = 0.0) -> Iterator[dict[str, Any]]:
+    """The records of all files of a directory that are not older than `since` (Unix time). Faulty lines are skipped."""
+    for path in sorted(directory.glob(_PATTERN)):
+        if path.stat().st_mtime < since:
+            continue
+        with path.open("rb") as lines:
+            for line in lines:
+                try:
+                    record = orjson.loads(line)
+                except orjson.JSONDecodeError:
+                    continue  # a line that was cut by a crash or a full disk
+                if isinstance(record, dict) and record.get("at", 0) >= since:
+                    yield record
+
+
+def usage(records: Iterable[Mapping[str, Any]], by: Iterable[str]) -> list[dict[str, Any]]:
+    """Sums by the given fields, the largest consumer first. Pure.
+
+    `engine_s` is the time that requests ran on engines: with `n` of them at once on a GPU, its seconds count `n` times.
+    """
+    names = tuple(by)
+    groups: defaultdict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for record in records:
+        groups[tuple(str(record.get(name, "")) for name in names)].append(record)
+    rows = []
+    for values, found in groups.items():
+        sums: Counter[str] = Counter()
+        for record in found:
+            for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens", "cached_tokens"):
+                sums[name] += record.get(name) or 0
+            sums["engine_ms"] += record.get("engine_ms") or 0
+        first = sorted(record["ttft_ms"] for record in found if record.get("ttft_ms") is not None)
+        rows.append(
+            {
+                **dict(zip(names, values, strict=True)),
+                "requests": len(found),
+                "refused": sum((record.get("status") or 0) >= 400 for record in found),
+                **{name: sums[name] for name in ("prompt_tokens", "completion_tokens", "reasoning_tokens")},
+                "cached_tokens": sums["cached_tokens"],
+                "ttft_p50_ms": _percentile(first, 0.5),
+                "ttft_p99_ms": _percentile(first, 0.99),
+                "engine_s": round(sums["engine_ms"] / 1000, 1),
+            }
+        )
+    return sorted(rows, key=lambda row: -(row["prompt_tokens"] + row["completion_tokens"]))
+
+
+def _percentile(ordered: list[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def since_of(text: str, now: float | None = None) -> float:
+    """Unix time of `30m`, `12h`, `7d` ago, or of an ISO date. Raises `ValueError`."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    if text and text[-1] in units and text[:-1].isdigit():
+        return (time.time() if now is None else now) - int(text[:-1]) * units[text[-1]]
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).astimezone().timestamp()
+
+
+def as_json(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Rows for another program."""
+    return json.dumps(list(rows), indent=2)

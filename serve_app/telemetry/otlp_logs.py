@@ -1,0 +1,17 @@
+"""Audit records as OpenTelemetry logs. The SDK's logs API is still underscored (1.30 and later): only here."""
+
+from __future__ import annotations
+
+import logging
+
+
+def otlp_handler(endpoint: str) -> logging.Handler:
+    """A handler that exports in batches to an OTLP/HTTP collector."""
+    from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+    from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
+    from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
+    from opentelemetry.sdk.resources import Resource
+
+    provider = LoggerProvider(resource=Resource.create({"service.name": "switchyard"}))
+    provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=endpoint)))
+    return LoggingHandler(level=logging.INFO, logger_provider=provider)
