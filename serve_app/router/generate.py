@@ -199,7 +199,8 @@ class Generate:
         model = self._models[decided.decision.model_id]
         if not self._easing.wants_lighter(decided, model):
             return decided
-        others = (asked.caller.models or frozenset(self._models)) - {model.id}
+        allowed = frozenset(self._models) if asked.caller.models is None else asked.caller.models
+        others = allowed - {model.id}
         # Only what answers at once helps: a load would take the same machine.
         awake = frozenset(name for name in others if self._fleet.target(self._models[name]))
         try:

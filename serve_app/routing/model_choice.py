@@ -13,6 +13,7 @@ from serve_app.catalog import AUTO
 from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
 from serve_app.routing.facts import Facts
+from serve_app.routing.media import names_foreign_media
 from serve_app.routing.policy import Policy
 from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
@@ -172,7 +173,9 @@ def _wanted_model(reading: Reading, default: Model, needs: frozenset[str]) -> tu
         if wanted:
             reading.say("rule", "model", f"{rule.name}: {wanted.id}")
             return wanted, "rule", 1.0
-        reading.say("rule", "model", f"{rule.name}: {rule.then.model} cannot answer this")
+        # A key that may not use it is not told of it either.
+        known = rule.then.model if rule.then.model in reading.catalog.models else "its model"
+        reading.say("rule", "model", f"{rule.name}: {known} cannot answer this")
     else:
         reading.say("rule", "model", "none")
     if small is None:
@@ -195,6 +198,10 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
+    hosts = model.engine.get("allowed_media_domains") or ()
+    if facts.excerpt is not None and names_foreign_media(facts.chat["messages"], hosts):
+        taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
+        raise bad_request(f"{model.id} takes media from {taken} only.", "messages", "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,

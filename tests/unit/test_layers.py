@@ -14,6 +14,7 @@ PLAIN = {
     "serve_app.config",
     "serve_app.catalog",
     "serve_app.errors",
+    "serve_app.engine_arguments",
     "serve_app.engines.base",
     "serve_app.routing_schema",
 }
