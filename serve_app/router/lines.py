@@ -36,6 +36,10 @@ class Line:
         """A request of this key has a place."""
         self._queue.started(key)
 
+    def withdrew(self, key: str) -> None:
+        """It had no place after all, so none is free for another one."""
+        self._queue.withdrew(key)
+
     def ended(self, key: str) -> None:
         """Its place is free again."""
         now = self._clock()
