@@ -86,7 +86,7 @@ class RouterApp:
 
         self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
-        lines = {model.id: Line(model.id, model.queue) for model in config.models}
+        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -99,7 +99,7 @@ class RouterApp:
                 counts,
                 tracing,
                 self._rates,
-                lines,
+                self._lines,
                 self._audit,
             )
 

@@ -271,10 +271,12 @@ class Generate:
                 raise broken("died") if deaths else self._absent(model)
             line.started(asked.caller.id)
             asked.sent_at = time.monotonic()
+            served = True
             try:
                 await self._relay.run(target, call, reply)
                 return
             except NotServed as not_served:
+                served, asked.sent_at = False, None
                 deaths += not_served.died
                 if deaths > _MAX_DEATHS:
                     raise broken(not_served.reason) from None
@@ -285,7 +287,11 @@ class Generate:
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
             finally:
-                line.ended(asked.caller.id)
+                # No place was freed where none was had: else two that wait would send each other to a full engine.
+                if served:
+                    line.ended(asked.caller.id)
+                else:
+                    line.withdrew(asked.caller.id)
 
     async def _wake(self, model: Model, reply: Reply, deadline: float, patience_s: float) -> Target:
         """Wait for the model to load, until the deadline; a stream hears how far it is."""

@@ -196,9 +196,7 @@ def test_nobody_is_lost_or_served_twice_and_the_size_is_never_exceeded(
     places=st.integers(1, 8),
     others=st.lists(st.sampled_from("bcd"), max_size=10),
 )
-def test_a_key_waits_for_at_most_one_request_of_every_other_key(
-    flood: int, places: int, others: list[str]
-) -> None:
+def test_a_key_waits_for_at_most_one_request_of_every_other_key(flood: int, places: int, others: list[str]) -> None:
     queue = FairQueue(1000)
     filled(queue, *[("flood", 0)] * flood, *[(key, 0) for key in others], ("me", 0))
     assert order(queue, places).index("me") <= 1 + len(set(others))
