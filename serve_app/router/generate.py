@@ -396,7 +396,7 @@ def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
         return int(given)
     asked = parsed.get("priority", 0) if isinstance(parsed, dict) else 0
     if asked is None:
-        return 0
+        asked = 0
     if not isinstance(asked, int) or isinstance(asked, bool):
         raise bad_request("`priority` must be a whole number; higher goes first.", "priority")
     return min(asked, caller.limits.max_priority)
