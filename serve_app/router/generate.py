@@ -408,7 +408,7 @@ def _rough_tokens(caller: Caller, parsed: object) -> int:
         return 0
     fields = parsed if isinstance(parsed, dict) else {}
     answer = next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0)
-    return len(orjson.dumps(parsed)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
+    return len(_encoded(fields)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:
