@@ -206,6 +206,7 @@ class Relay:
         replica = target.replica_id
         self.in_flight[replica] += 1
         call.tally.replica = replica
+        self.breaker.sent(replica, time.monotonic())
         try:
             await self._run(target, call, reply)
         except NotServed as not_served:
