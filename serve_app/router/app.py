@@ -28,7 +28,7 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet, FleetView
-from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
 from serve_app.router.lines import Line
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
@@ -141,15 +141,36 @@ class RouterApp:
         self._open += 1
         try:
             probe = scope["path"] in _ALWAYS_ANSWERED
+            generates = scope["path"] in _ENGINE_PATHS and scope["method"] == "POST"
             if refusal := None if probe else self._refusal(scope):
-                await _error(refusal)(scope, receive, _with_request_id(scope, send))
-            elif scope["path"] in _ENGINE_PATHS and scope["method"] == "POST":
+                own_id = request_id(Headers(scope=scope))
+                if generates:
+                    self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
+                await _error(refusal)(scope, receive, _with_request_id(own_id, send))
+            elif generates:
                 # Says its id with everything else that the router knows of it (`Generate`).
-                await self._app(scope, receive, send)
+                await self._recorded(scope, receive, send)
             else:
-                await self._app(scope, receive, _with_request_id(scope, send))
+                await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
         finally:
             self._open -= 1
+
+    async def _recorded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and record what a layer before `Generate` refused."""
+        status, own_id = 0, ""
+
+        async def sending(message: Message) -> None:
+            nonlocal status, own_id
+            if message["type"] == "http.response.start":
+                status, own_id = message["status"], Headers(raw=message["headers"]).get("x-request-id", "")
+            await send(message)
+
+        recorded: set[float] = scope.setdefault(RECORDED, set())
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            if not recorded:
+                self._audit.write(refused_record(scope, own_id, status or 499, None))
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
@@ -257,8 +278,8 @@ class RouterApp:
         }
 
 
-def _with_request_id(scope: Scope, send: Send) -> Send:
-    name, value = b"x-request-id", request_id(Headers(scope=scope)).encode()
+def _with_request_id(own_id: str, send: Send) -> Send:
+    name, value = b"x-request-id", own_id.encode()
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.admission.queue import Ticket
-from serve_app.config import Config, Model
+from serve_app.config import Anonymous, Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
@@ -47,6 +47,8 @@ PATHS: dict[Endpoint, str] = {
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
+# In the scope: a set that is no longer empty when the request has its audit record.
+RECORDED = "switchyard.recorded"
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -133,13 +135,14 @@ class Generate:
         except ApiError as error:
             await reply.error(error)
         except ClientGone:
-            pass
+            reply.fault = "client_left"
         except asyncio.CancelledError:
             # The listener's drain time is over. A stream must not just stop.
             with contextlib.suppress(Exception):
                 await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
             raise
         finally:
+            scope.setdefault(RECORDED, set()).add(asked.began)
             self._audit.write(audit_record(PATHS[self._endpoint], asked, reply))
 
     async def _answer(self, asked: Asked, parsed: object, receive: Receive, reply: Reply) -> None:
@@ -384,6 +387,21 @@ def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
             "degraded": asked.degraded or None,
         }
     return record
+
+
+def refused_record(scope: Scope, own_id: str, status: int, code: str | None) -> dict[str, Any]:
+    """What the audit keeps of a request that did not come as far as `Generate`. An unknown key has no name."""
+    headers = Headers(scope=scope)
+    caller: Caller | None = scope.get(CALLER)
+    asked = Asked(headers, caller or Caller("", Anonymous()), time.monotonic())
+    reply = Reply(_nowhere, stream=False)
+    reply.headers["x-request-id"] = own_id
+    reply.status, reply.fault = status, code or ""
+    return audit_record(scope["path"], asked, reply)
+
+
+async def _nowhere(message: Message) -> None:
+    raise AssertionError("it was answered elsewhere")
 
 
 def _ms(seconds: float) -> float:
