@@ -10,7 +10,7 @@ import orjson
 import pytest
 from asgi_call import Call
 from front import Places, body, event, front, until
-from scripted_upstream import DONE, Upstream, answer, silent, stream
+from scripted_upstream import DONE, Upstream, answer, forever, silent, stream
 from starlette.types import Message
 
 from serve_app.router.app import RouterApp
@@ -23,18 +23,22 @@ def chunked(*, then: asyncio.Event | None = None, pause_s: float = 0.0) -> Any:
 
     async def script(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-        while True:
-            data = event("word")
-            writer.write(b"%x\r\n%s\r\n" % (len(data), data))
-            await writer.drain()
-            if then:
-                await then.wait()
-                data = event("last") + DONE
-                writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
-                return
-            await asyncio.sleep(pause_s)
+        try:
+            await _say(writer, event("word"))
+            while not then:
+                await asyncio.sleep(pause_s)
+                await _say(writer, event("word"))
+            await then.wait()
+            await _say(writer, event("last") + DONE + b"\r\n0\r\n", size=len(event("last") + DONE))
+        except ConnectionError:
+            await forever()  # `Seen.closed` says so
 
     return script
+
+
+async def _say(writer: asyncio.StreamWriter, data: bytes, size: int = 0) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (size or len(data), data))
+    await writer.drain()
 
 
 class SlowReader(Call):
