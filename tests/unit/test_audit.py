@@ -480,7 +480,7 @@ def test_command_prints_every_number_whole_however_narrow_the_terminal(tmp_path:
     for whole in ("team-with-a-long-name", "1234567", "7654321", "12345.6", "98765.4"):
         assert whole in shown.output
     assert "old" not in shown.output
-    assert shown.output.index("team-with") < shown.output.index("\nb ")
+    assert shown.output.index("team-with") < shown.output.index("\n b ")
 
 
 def test_command_prints_json_for_another_program(tmp_path: Path) -> None:
