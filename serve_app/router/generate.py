@@ -32,7 +32,7 @@ from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
-from serve_app.routing.facts import Endpoint
+from serve_app.routing.facts import Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.audit import Audit
@@ -49,6 +49,12 @@ PATHS: dict[Endpoint, str] = {
 PRIORITY = "switchyard.priority"
 # In the scope: a set that is no longer empty when the request has its audit record.
 RECORDED = "switchyard.recorded"
+_PROMPT_FIELDS: dict[Endpoint, str] = {
+    "chat": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+    "responses": "input",
+}
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -212,13 +218,13 @@ class Generate:
     async def _bound(self, decided: Decided, model: Model, body: dict[str, Any]) -> None:
         """Hold the request to the model's own limits. Raises `ApiError` (400)."""
         facts = decided.facts
-        estimate = facts.excerpt.prompt_tokens if facts.excerpt else 0
+        estimate = estimate_of(facts)
         if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
             tokens = await self._decider.tokens(decided, model)
             if tokens > model.max_prompt_tokens:
                 raise bad_request(
                     f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
-                    "messages",
+                    _PROMPT_FIELDS[self._endpoint],
                     "context_length_exceeded",
                 )
         most = model.max_answer_tokens
@@ -226,9 +232,12 @@ class Generate:
             return
         if facts.max_tokens is not None and facts.max_tokens > most:
             raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")
-        if facts.max_tokens is None:
-            field = "max_output_tokens" if self._endpoint == "responses" else "max_tokens"
-            body[field] = max(1, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
+        if facts.max_tokens is None and estimate * ESTIMATE_ERROR + most <= model.context:
+            body["max_output_tokens" if self._endpoint == "responses" else "max_tokens"] = most
+        # Else what the context leaves is about the limit or less. Engines know it exactly; from an estimate it would
+        # be an answer of one token, or a refusal. For completions their default is 16 tokens, though.
+        elif facts.max_tokens is None and self._endpoint == "completions":
+            body["max_tokens"] = max(16, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
 
     async def _await_better(self, model_id: str, patience_s: float) -> None:
         """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
