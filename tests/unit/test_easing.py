@@ -9,7 +9,11 @@ from asgi_call import Call
 from front import HOT, Places, body, front, until
 
 LIGHT = "light"
-THINKS = {"thinking": {"supported": True, "default": True}, "engine": {"reasoning_parser": "qwen3"}, "max_ongoing_requests": 2}
+THINKS = {
+    "thinking": {"supported": True, "default": True},
+    "engine": {"reasoning_parser": "qwen3"},
+    "max_ongoing_requests": 2,
+}
 ALWAYS_THINKS = {"shipped_rules": False, "thinking": "default"}
 DEGRADE = {"degrade": {"shrink_thinking_at": 0.5, "thinking_budget": 300, "lighter_model_at": 1.0}}
 
