@@ -122,10 +122,11 @@ def usage(
         raise _fail(f"{directory}: no record since {since}")
     table = Table(box=None)
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="left" if name in by else "right")
+        table.add_column(name.replace("_", " "), justify="left" if name in by.split(",") else "right", no_wrap=True)
     for row in rows:
         table.add_row(*("" if value is None else str(value) for value in row.values()))
-    _console.print(table)
+    # Wider than a narrow terminal rather than with its numbers cut.
+    Console(width=max(_console.width, Console(width=10_000).measure(table).maximum)).print(table)
 
 
 @app.command()

@@ -19,6 +19,15 @@ class Breaker:
         self._pause_s = pause_s
         self._records: dict[str, _Record] = {}
 
+    def sent(self, replica: str, now: float) -> None:
+        """A request goes to the replica. Where its pause is over this one tries it, and the others keep away so long.
+
+        Without this the emptiest replica, which it is, got every request until the first of them had timed out.
+        """
+        record = self._records.get(replica)
+        if record and record.failures >= self._failures and record.open_until <= now:
+            record.open_until = now + self._pause_s
+
     def failed(self, replica: str, now: float) -> None:
         """A request found the replica hanging or broken."""
         record = self._records.setdefault(replica, _Record())

@@ -2,8 +2,9 @@
 
 Times are seconds of any clock that never goes back.
 
-- Higher priority first; within one priority the key with the least in flight; within one key first come first served.
-  So one key with a thousand requests delays the others by one request, not by a thousand.
+- Higher priority first; within one priority the key with the least in flight, and among those the one whose last
+  request ended longest ago; within one key first come first served.
+  So one key with a thousand requests delays the others by one request, not by a thousand, however few places there are.
 - When it is full, the newest request of the lowest priority goes, and among those one of the key that has most of
   the queue; the newcomer itself, if that is the one.
 - A request waits at most `wait_s`.
@@ -32,6 +33,9 @@ class FairQueue:
         self._size = size
         self._waiting: dict[int, Ticket] = {}
         self._in_flight: Counter[str] = Counter()
+        # By key, the count of ends at its last one. There are as many as configured keys: none is ever dropped.
+        self._last_end: Counter[str] = Counter()
+        self._ends = 0
         self._numbers = 0
 
     def __len__(self) -> int:
@@ -47,6 +51,12 @@ class FairQueue:
 
     def ended(self, key: str) -> None:
         """A request of this key that was let in is over."""
+        self._ends += 1
+        self._last_end[key] = self._ends
+        self.withdrew(key)
+
+    def withdrew(self, key: str) -> None:
+        """A request of this key that was let in found no place after all."""
         self._in_flight[key] -= 1
         if self._in_flight[key] <= 0:
             del self._in_flight[key]
@@ -75,7 +85,10 @@ class FairQueue:
         """The request that goes in now; it is out of the queue then."""
         if not self._waiting:
             return None
-        first = min(self._waiting.values(), key=lambda one: (-one.priority, self._in_flight[one.key], one.number))
+        first = min(
+            self._waiting.values(),
+            key=lambda one: (-one.priority, self._in_flight[one.key], self._last_end[one.key], one.number),
+        )
         del self._waiting[first.number]
         return first
 

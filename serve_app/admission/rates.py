@@ -31,22 +31,29 @@ class Sliding:
         self._used: deque[list[float]] = deque()
         self._sum = 0.0
 
-    def take(self, amount: int, now: float) -> Room:
-        """Use so much, if it fits; else nothing is used.
+    def look(self, amount: int, now: float) -> Room:
+        """Whether so much would fit, and when if not; uses nothing.
 
-        What is larger than the limit itself is let in where nothing else was used, or it never could be.
+        What is larger than the limit itself fits where nothing else was used, or it never could.
         """
-        self._forget(now)
-        if self._sum + amount <= self.limit or not self._used:
-            self._used.append([now, amount])
-            self._sum += amount
-            return self.room(now)
+        room = self.room(now)
+        if self._sum + amount <= self.limit or not self._sum:
+            return room
         over, at = self._sum + min(amount, self.limit) - self.limit, now
         for came, used in self._used:
             over, at = over - used, came + WINDOW_S
             if over <= 0:
                 break
-        return dataclasses.replace(self.room(now), retry_after_s=max(at - now, 0.001))
+        return dataclasses.replace(room, retry_after_s=max(at - now, 0.001))
+
+    def take(self, amount: int, now: float) -> Room:
+        """Use so much, if it fits; else nothing is used."""
+        room = self.look(amount, now)
+        if not room.fits:
+            return room
+        self._used.append([now, amount])
+        self._sum += amount
+        return self.room(now)
 
     def settle(self, taken_at: float, guessed: int, actual: int) -> None:
         """Replace what was guessed at `taken_at` by what it was."""

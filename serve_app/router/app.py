@@ -32,7 +32,7 @@ from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
-from serve_app.router.generate import PATHS, Generate, request_id
+from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
@@ -92,7 +92,7 @@ class RouterApp:
 
         self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
-        lines = {model.id: Line(model.id, model.queue) for model in config.models}
+        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -105,7 +105,7 @@ class RouterApp:
                 counts,
                 tracing,
                 self._rates,
-                lines,
+                self._lines,
                 self._audit,
             )
 
@@ -129,7 +129,7 @@ class RouterApp:
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
         batches = BatchesApi(store, config.router.body_timeout_s)
         self._offline = Offline(
-            self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, lines
+            self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
         )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
         self._app = Starlette(
@@ -171,15 +171,36 @@ class RouterApp:
         self._open += 1
         try:
             probe = scope["path"] in _ALWAYS_ANSWERED
+            generates = scope["path"] in _ENGINE_PATHS and scope["method"] == "POST"
             if refusal := None if probe else self._refusal(scope):
-                await error_response(refusal)(scope, receive, _with_request_id(scope, send))
-            elif scope["path"] in _ENGINE_PATHS and scope["method"] == "POST":
+                own_id = request_id(Headers(scope=scope))
+                if generates:
+                    self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
+                await error_response(refusal)(scope, receive, _with_request_id(own_id, send))
+            elif generates:
                 # Says its id with everything else that the router knows of it (`Generate`).
-                await self._app(scope, receive, send)
+                await self._recorded(scope, receive, send)
             else:
-                await self._app(scope, receive, _with_request_id(scope, send))
+                await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
         finally:
             self._open -= 1
+
+    async def _recorded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, and record what a layer before `Generate` refused."""
+        status, own_id = 0, ""
+
+        async def sending(message: Message) -> None:
+            nonlocal status, own_id
+            if message["type"] == "http.response.start":
+                status, own_id = message["status"], Headers(raw=message["headers"]).get("x-request-id", "")
+            await send(message)
+
+        recorded: set[float] = scope.setdefault(RECORDED, set())
+        try:
+            await self._app(scope, receive, sending)
+        finally:
+            if not recorded:
+                self._audit.write(refused_record(scope, own_id, status or 499, None))
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
@@ -301,8 +322,8 @@ class RouterApp:
         }
 
 
-def _with_request_id(scope: Scope, send: Send) -> Send:
-    name, value = b"x-request-id", request_id(Headers(scope=scope)).encode()
+def _with_request_id(own_id: str, send: Send) -> Send:
+    name, value = b"x-request-id", own_id.encode()
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":

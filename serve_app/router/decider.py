@@ -17,7 +17,7 @@ from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Decision, Setting
 from serve_app.routing.excerpt import Excerpt
-from serve_app.routing.facts import Endpoint, Facts, read_facts
+from serve_app.routing.facts import Endpoint, Facts, prompts_of, read_facts, size_of
 from serve_app.routing.model_choice import unsure_of_fit
 from serve_app.routing.policy import Policy, View, plain_policy, policy_for
 from serve_app.routing.sticky import Past, conversation_key, previous_turn_id, turn_id
@@ -140,9 +140,14 @@ class Decider:
         return (previous and self._memory.recall(key + previous)) or self._memory.recall(key)
 
     async def tokens(self, decided: Decided, model: Model) -> int:
-        """The prompt's size: exact where the model's tokenizer is at hand, else by estimate."""
-        estimate = decided.facts.excerpt.prompt_tokens if decided.facts.excerpt else 0
-        return await self._counter.count(model, decided.facts.chat) or estimate
+        """The prompt's size: exact where the model's tokenizer is at hand, else by estimate; the longest of several."""
+        facts = decided.facts
+        if facts.excerpt is not None:
+            return await self._counter.count(model, facts.chat) or facts.excerpt.prompt_tokens
+        longest = max(prompts_of(facts), key=size_of, default="")
+        if isinstance(longest, str):
+            return await self._counter.count(model, {"messages": [{"content": longest}]}) or size_of(longest)
+        return len(longest)
 
     def remember(self, decided: Decided) -> None:
         """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.admission.queue import Ticket
-from serve_app.config import Config, Model
+from serve_app.config import Anonymous, Config, Model
 from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
@@ -32,7 +32,7 @@ from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
-from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.audit import Audit
@@ -51,6 +51,14 @@ PATHS: dict[Endpoint, str] = {
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
+# In the scope: a set that is no longer empty when the request has its audit record.
+RECORDED = "switchyard.recorded"
+_PROMPT_FIELDS: dict[Endpoint, str] = {
+    "chat": "messages",
+    "completions": "prompt",
+    "embeddings": "input",
+    "responses": "input",
+}
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -139,13 +147,14 @@ class Generate:
         except ApiError as error:
             await reply.error(error)
         except ClientGone:
-            pass
+            reply.fault = "client_left"
         except asyncio.CancelledError:
             # The listener's drain time is over. A stream must not just stop.
             with contextlib.suppress(Exception):
                 await reply.error(unavailable("The router is shutting down.", code="shutting_down", retry_after_s=1))
             raise
         finally:
+            scope.setdefault(RECORDED, set()).add(asked.began)
             self._audit.write(audit_record(PATHS[self._endpoint], asked, reply))
 
     async def _answer(self, asked: Asked, parsed: object, receive: Receive, reply: Reply) -> None:
@@ -216,13 +225,13 @@ class Generate:
     async def _bound(self, decided: Decided, model: Model, body: dict[str, Any]) -> None:
         """Hold the request to the model's own limits. Raises `ApiError` (400)."""
         facts = decided.facts
-        estimate = facts.excerpt.prompt_tokens if facts.excerpt else 0
+        estimate = estimate_of(facts)
         if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
             tokens = await self._decider.tokens(decided, model)
             if tokens > model.max_prompt_tokens:
                 raise bad_request(
                     f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
-                    "messages",
+                    _PROMPT_FIELDS[self._endpoint],
                     "context_length_exceeded",
                 )
         most = model.max_answer_tokens
@@ -230,9 +239,12 @@ class Generate:
             return
         if facts.max_tokens is not None and facts.max_tokens > most:
             raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")
-        if facts.max_tokens is None:
-            field = "max_output_tokens" if self._endpoint == "responses" else "max_tokens"
-            body[field] = max(1, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
+        if facts.max_tokens is None and estimate * ESTIMATE_ERROR + most <= model.context:
+            body["max_output_tokens" if self._endpoint == "responses" else "max_tokens"] = most
+        # Else what the context leaves is about the limit or less. Engines know it exactly; from an estimate it would
+        # be an answer of one token, or a refusal. For completions their default is 16 tokens, though.
+        elif facts.max_tokens is None and self._endpoint == "completions":
+            body["max_tokens"] = max(16, min(most, int(model.context - estimate * ESTIMATE_ERROR)))
 
     async def _await_better(self, model_id: str, patience_s: float) -> None:
         """Wait for a cold model that `auto` would rather have, as long as the client said; it may stay cold."""
@@ -278,10 +290,12 @@ class Generate:
                 raise broken("died") if deaths else self._absent(model)
             line.started(asked.caller.id)
             asked.sent_at = time.monotonic()
+            served = True
             try:
                 await self._relay.run(target, call, reply)
                 return
             except NotServed as not_served:
+                served, asked.sent_at = False, None
                 deaths += not_served.died
                 if deaths > _MAX_DEATHS:
                     raise broken(not_served.reason) from None
@@ -292,7 +306,11 @@ class Generate:
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
             finally:
-                line.ended(asked.caller.id)
+                # No place was freed where none was had: else two that wait would send each other to a full engine.
+                if served:
+                    line.ended(asked.caller.id)
+                else:
+                    line.withdrew(asked.caller.id)
 
     async def _wake(self, model: Model, reply: Reply, deadline: float, patience_s: float) -> Target:
         """Wait for the model to load, until the deadline; a stream hears how far it is."""
@@ -387,6 +405,21 @@ def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
     return record
 
 
+def refused_record(scope: Scope, own_id: str, status: int, code: str | None) -> dict[str, Any]:
+    """What the audit keeps of a request that did not come as far as `Generate`. An unknown key has no name."""
+    headers = Headers(scope=scope)
+    caller: Caller | None = scope.get(CALLER)
+    asked = Asked(headers, caller or Caller("", Anonymous()), time.monotonic())
+    reply = Reply(_nowhere, stream=False)
+    reply.headers["x-request-id"] = own_id
+    reply.status, reply.fault = status, code or ""
+    return audit_record(scope["path"], asked, reply)
+
+
+async def _nowhere(message: Message) -> None:
+    raise AssertionError("it was answered elsewhere")
+
+
 def _ms(seconds: float) -> float:
     return round(seconds * 1000, 1)
 
@@ -397,7 +430,7 @@ def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
         return int(given)
     asked = parsed.get("priority", 0) if isinstance(parsed, dict) else 0
     if asked is None:
-        return 0
+        asked = 0
     if not isinstance(asked, int) or isinstance(asked, bool):
         raise bad_request("`priority` must be a whole number; higher goes first.", "priority")
     return min(asked, caller.limits.max_priority)
@@ -409,7 +442,7 @@ def _rough_tokens(caller: Caller, parsed: object) -> int:
         return 0
     fields = parsed if isinstance(parsed, dict) else {}
     answer = next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0)
-    return len(orjson.dumps(parsed)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
+    return len(_encoded(fields)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

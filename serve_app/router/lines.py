@@ -25,6 +25,9 @@ class Line:
         self._clock = clock
         self._queue = FairQueue(settings.size)
         self._turns: dict[int, asyncio.Future[None]] = {}
+        # Since the last poll: places that were freed here, and turns that found none.
+        self._freed = 0
+        self._vain = 0
         self._polling: asyncio.Task[None] | None = None
         self._ended_at: float | None = None
         self._between_ends_s = _FIRST_GUESS_S
@@ -36,6 +39,10 @@ class Line:
         """A request of this key has a place."""
         self._queue.started(key)
 
+    def withdrew(self, key: str) -> None:
+        """It had no place after all, so none is free for another one."""
+        self._queue.withdrew(key)
+
     def ended(self, key: str) -> None:
         """Its place is free again."""
         now = self._clock()
@@ -43,6 +50,7 @@ class Line:
             self._between_ends_s += _SMOOTHING * (now - self._ended_at - self._between_ends_s)
         self._ended_at = now
         self._queue.ended(key)
+        self._freed += 1
         self._let_in()
 
     async def turn(self, key: str, priority: int, again: Ticket | None = None) -> Ticket:
@@ -59,6 +67,7 @@ class Line:
         else:
             ticket = again
             self._queue.rejoin(ticket)
+            self._vain += 1
         turn = self._turns[ticket.number] = asyncio.get_running_loop().create_future()
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
@@ -81,7 +90,10 @@ class Line:
             for ticket in self._queue.overdue(self._clock()):
                 if (turn := self._turns.get(ticket.number)) and not turn.done():
                     turn.set_exception(self._late())
-            self._let_in()
+            # An engine counts a request until a moment after its last byte: such a place is tried once more.
+            tries, self._freed, self._vain = 1 + min(self._freed, self._vain), 0, 0
+            for _ in range(tries):
+                self._let_in()
 
     def _full(self) -> ApiError:
         return unavailable(

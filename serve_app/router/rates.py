@@ -8,7 +8,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 import redis.asyncio
@@ -25,31 +25,39 @@ logger = logging.getLogger(__name__)
 _REDIS_TIMEOUT_S = 0.25
 # A Redis that hangs must not cost every request its time-out.
 _REDIS_PAUSE_S = 2.0
-# One sorted set for each key and kind: members `id:amount`, scored by when they came. Redis runs it as one step.
+# One sorted set for each key and kind: members `id:amount`, scored by when they came. Redis runs it as one step, for
+# both kinds at once: what one of them refuses must not use up the other. ARGV: window, id, then limit and amount each.
 _TAKE = """
 local t = redis.call('TIME')
 local now = tonumber(t[1]) + tonumber(t[2]) / 1e6
-local limit, amount, window = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now - window)
-local used, entries = 0, redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
-for i = 1, #entries, 2 do used = used + tonumber(string.match(entries[i], ':(%d+)$')) end
-local wait = 0
-if used + amount > limit and used > 0 then
-  local over = used + math.min(amount, limit) - limit
-  for i = 1, #entries, 2 do
-    over = over - tonumber(string.match(entries[i], ':(%d+)$'))
-    wait = tonumber(entries[i + 1]) + window - now
-    if over <= 0 then break end
+local window, fits, found = tonumber(ARGV[1]), true, {}
+for k = 1, #KEYS do
+  local limit, amount = tonumber(ARGV[1 + 2 * k]), tonumber(ARGV[2 + 2 * k])
+  redis.call('ZREMRANGEBYSCORE', KEYS[k], '-inf', now - window)
+  local used, wait, entries = 0, 0, redis.call('ZRANGE', KEYS[k], 0, -1, 'WITHSCORES')
+  for i = 1, #entries, 2 do used = used + tonumber(string.match(entries[i], ':(%d+)$')) end
+  if used + amount > limit and used > 0 then
+    local over = used + math.min(amount, limit) - limit
+    for i = 1, #entries, 2 do
+      over = over - tonumber(string.match(entries[i], ':(%d+)$'))
+      wait = tonumber(entries[i + 1]) + window - now
+      if over <= 0 then break end
+    end
+    fits = false
   end
-else
-  redis.call('ZADD', KEYS[1], now, ARGV[4] .. ':' .. amount)
-  redis.call('EXPIRE', KEYS[1], math.ceil(window))
-  used = used + amount
-  entries = redis.call('ZRANGE', KEYS[1], 0, -1, 'WITHSCORES')
+  local reset = 0
+  if #entries > 0 then reset = tonumber(entries[#entries]) + window - now end
+  found[k] = {used, tostring(wait), tostring(reset)}
 end
-local reset = 0
-if #entries > 0 then reset = tonumber(entries[#entries]) + window - now end
-return {used, tostring(wait), tostring(reset)}
+if fits then
+  for k = 1, #KEYS do
+    local amount = tonumber(ARGV[2 + 2 * k])
+    redis.call('ZADD', KEYS[k], now, ARGV[2] .. ':' .. amount)
+    redis.call('EXPIRE', KEYS[k], math.ceil(window))
+    found[k] = {found[k][1] + amount, '0', tostring(window)}
+  end
+end
+return found
 """
 _SETTLE = """
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1] .. ':' .. ARGV[2])
@@ -131,10 +139,12 @@ class Rates:
             out["x-router-rates"] = "this router's own; Redis is away"
         now = time.monotonic()
         key = self._key(caller.id, limits)
-        if key.requests:
-            _check("requests", key.requests.take(1, now), out)
-        if key.tokens:
-            _check("tokens", key.tokens.take(tokens, now), out)
+        wanted = [(key.requests, "requests", 1), (key.tokens, "tokens", tokens)]
+        rooms = {kind: sliding.look(amount, now) for sliding, kind, amount in wanted if sliding}
+        if all(room.fits for room in rooms.values()):
+            # All or none: what one of them refuses must not use up the other.
+            rooms = {kind: sliding.take(amount, now) for sliding, kind, amount in wanted if sliding}
+        _check(rooms, out)
         return Taken(caller.id, tokens, now, None)
 
     async def settle(self, caller: Caller, taken: Taken | None, tally: Tally) -> None:
@@ -159,15 +169,16 @@ class Rates:
     async def _take_shared(self, caller: Caller, tokens: int, out: MutableMapping[str, str]) -> Taken:
         member = uuid.uuid4().hex
         limits = caller.limits
-        for kind, limit, amount in (
-            ("requests", limits.requests_per_minute, 1),
-            ("tokens", limits.tokens_per_minute, tokens),
-        ):
-            if limit is None:
-                continue
-            used, wait, reset = await self._redis.eval(_TAKE, 1, _name(caller, kind), limit, amount, WINDOW_S, member)
-            room = Room(limit, max(0, limit - int(used)), float(reset), float(wait))
-            _check(kind, room, out)
+        asked = [("requests", limits.requests_per_minute, 1), ("tokens", limits.tokens_per_minute, tokens)]
+        wanted = [(kind, limit, amount) for kind, limit, amount in asked if limit is not None]
+        numbers = [number for _, limit, amount in wanted for number in (limit, amount)]
+        names = [_name(caller, kind) for kind, _, _ in wanted]
+        found = await self._redis.eval(_TAKE, len(names), *names, WINDOW_S, member, *numbers)
+        rooms = {
+            kind: Room(limit, max(0, limit - int(used)), float(reset), float(wait))
+            for (kind, limit, _), (used, wait, reset) in zip(wanted, found, strict=True)
+        }
+        _check(rooms, out)
         return Taken(caller.id, tokens, 0.0, member)
 
     async def _settle_shared(self, caller: Caller, taken: Taken, tokens: int) -> None:
@@ -178,14 +189,17 @@ class Rates:
 
 
 def _name(caller: Caller, kind: str) -> str:
-    return f"switchyard:rate:{caller.id}:{kind}"
+    # In braces: a Redis cluster keeps both kinds in one place.
+    return f"switchyard:rate:{{{caller.id}}}:{kind}"
 
 
-def _check(kind: str, room: Room, out: MutableMapping[str, str]) -> None:
-    """Say what is left, and refuse where nothing is."""
-    out[f"x-ratelimit-limit-{kind}"] = str(room.limit)
-    out[f"x-ratelimit-remaining-{kind}"] = str(room.remaining)
-    out[f"x-ratelimit-reset-{kind}"] = f"{room.reset_s:.3f}s"
+def _check(rooms: Mapping[str, Room], out: MutableMapping[str, str]) -> None:
+    """Say what is left, and refuse where something does not fit, for as long as the one that takes longest."""
+    for kind, room in rooms.items():
+        out[f"x-ratelimit-limit-{kind}"] = str(room.limit)
+        out[f"x-ratelimit-remaining-{kind}"] = str(room.remaining)
+        out[f"x-ratelimit-reset-{kind}"] = f"{room.reset_s:.3f}s"
+    kind, room = max(rooms.items(), key=lambda item: item[1].retry_after_s)
     if not room.fits:
         raise ApiError(
             429,

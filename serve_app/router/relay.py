@@ -39,8 +39,7 @@ _MESSAGE_CHARS = 600
 _EVENT_END = b"\n\n"
 _STREAM_END = b"data: [DONE]\n\n"
 _STREAM_ERROR = b'data: {"error"'
-# What says more of a replica than of the request.
-_REPLICAS_FAULTS = frozenset({"engine_died", "timeout"})
+_NOT_BEGUN = "It was not begun to be answered"
 _T = TypeVar("_T")
 
 
@@ -76,19 +75,28 @@ class NotServed(Exception):
         self.died = died
 
 
+class _Late(ApiError):
+    """504. `blames`: it says more of the replica than of the request."""
+
+    def __init__(self, what: str, seconds: float, *, blames: bool) -> None:
+        super().__init__(504, f"{what} within {seconds:g} s.", code="timeout")
+        self.blames = blames
+
+
 class _Watch:
-    """The clock beside one answer: one timer for a whole stream, and nothing for each of its chunks."""
+    """The clock beside one answer: one timer for a whole stream, and two assignments for each of its chunks."""
 
     def __init__(self, call: EngineCall, reply: Reply) -> None:
         self._call = call
         self._reply = reply
         self._loop = asyncio.get_running_loop()
-        self.now = self._loop.time
-        self.last = self.now()
+        self._sent = self._loop.time()
+        # Since when the engine has been silent; None while the client is the one that is waited for.
+        self._silent_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
         self._comment: asyncio.Task[None] | None = None
-        self._late: ApiError | None = None
+        self._late: _Late | None = None
 
     async def first(self, waiting: Awaitable[_T]) -> _T:
         """Wait for what comes first; raises `ApiError` (504) when it comes too late."""
@@ -101,20 +109,41 @@ class _Watch:
         except TimeoutError:
             if not at.expired():
                 raise
-            raise _timeout("It was not begun to be answered", min(limits)) from None
+            # Most of the time may have gone by in a queue, or while the model was loaded.
+            blames = self._loop.time() - self._sent >= min(limits) / 2
+            raise _Late(_NOT_BEGUN, min(limits), blames=blames) from None
+
+    def raise_if_over(self) -> None:
+        """Before anything is sent: is there time left?"""
+        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
+        if limits and time.monotonic() - self._call.began >= min(limits):
+            raise _Late(_NOT_BEGUN, min(limits), blames=False)
 
     def begin(self) -> None:
         """The stream runs from now on."""
         self._task = asyncio.current_task()
-        self.last = self.now()
         self._look()
+
+    def engine_waits(self) -> None:
+        """The client is to take what came. However slow it is, the engine is not silent."""
+        self._silent_since = None
+
+    def client_waits(self) -> None:
+        """The engine is to say more."""
+        self._silent_since = self._loop.time()
+
+    def stop(self) -> None:
+        """The answer is over: say nothing more."""
+        if self._timer:
+            self._timer.cancel()
+        if self._comment:
+            self._comment.cancel()
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, *error: object) -> None:
-        if self._timer:
-            self._timer.cancel()
+        self.stop()
 
     def raise_if_late(self) -> None:
         """After the task was cancelled: was it this clock?"""
@@ -123,13 +152,13 @@ class _Watch:
             raise self._late
 
     def _look(self) -> None:
-        now, call = self.now(), self._call
-        silent_s = now - self.last
+        call = self._call
+        silent_s = 0.0 if self._silent_since is None else self._loop.time() - self._silent_since
         if call.idle_s is not None and silent_s >= call.idle_s:
-            self._end(_timeout("The engine said nothing more", call.idle_s))
+            self._end(_Late("The engine said nothing more", call.idle_s, blames=True))
             return
         if call.total_s is not None and time.monotonic() - call.began >= call.total_s:
-            self._end(_timeout("The answer was not complete", call.total_s))
+            self._end(_Late("The answer was not complete", call.total_s, blames=False))
             return
         if silent_s >= call.comment_s and (self._comment is None or self._comment.done()):
             self._comment = self._loop.create_task(self._reply.comment("the engine works on it"))
@@ -140,14 +169,10 @@ class _Watch:
             waits.append(call.began + call.total_s - time.monotonic())
         self._timer = self._loop.call_later(max(0.01, min(waits)), self._look)
 
-    def _end(self, error: ApiError) -> None:
-        self._late = error
+    def _end(self, late: _Late) -> None:
+        self._late = late
         if self._task:
             self._task.cancel()
-
-
-def _timeout(what: str, seconds: float) -> ApiError:
-    return ApiError(504, f"{what} within {seconds:g} s.", code="timeout")
 
 
 @dataclasses.dataclass(slots=True)
@@ -216,6 +241,7 @@ class Relay:
         replica = target.replica_id
         self.in_flight[replica] += 1
         call.tally.replica = replica
+        self.breaker.sent(replica, time.monotonic())
         try:
             await self._run(target, call, reply)
         except NotServed as not_served:
@@ -223,7 +249,7 @@ class Relay:
                 self.breaker.failed(replica, time.monotonic())
             raise
         except ApiError as error:
-            if error.code in _REPLICAS_FAULTS:
+            if error.blames if isinstance(error, _Late) else error.code == "engine_died":
                 self.breaker.failed(replica, time.monotonic())
             raise
         else:
@@ -236,6 +262,7 @@ class Relay:
         sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
         connection = _Connection()
         watch = _Watch(call, reply)
+        watch.raise_if_over()
         try:
             response = await watch.first(
                 self._client().post(target.url + path, data=body, headers=sent, trace_request_ctx=connection)
@@ -287,13 +314,14 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: En
         whole = rest = b""
         watch.begin()
         while chunk:
-            watch.last = watch.now()
+            watch.engine_waits()
             # Whole events only: were half of one passed on and the engine died, no valid event could follow.
             whole, rest = _split(rest + chunk if rest else chunk)
             if (fault := whole.find(_STREAM_ERROR)) >= 0:
                 await reply.chunk(shape.events(tally.events(whole[:fault])))
                 raise _stream_error(whole[fault:])
             await reply.chunk(shape.events(tally.events(whole)))
+            watch.client_waits()
             chunk = await anext(chunks, b"")
     except aiohttp.ClientError as error:
         raise broken(type(error).__name__) from None
@@ -302,6 +330,7 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: En
         raise
     if rest or not whole.endswith(_STREAM_END):
         raise broken("cut stream")
+    watch.stop()
     tally.over()
     await reply.end()
 

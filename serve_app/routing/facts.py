@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
-from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, without_harness
+from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
 
@@ -276,3 +276,24 @@ def _check_texts(body: Body, field: str) -> None:
     value = body.get(field)
     if not isinstance(value, str | list) or value == []:
         raise bad_request(f"`{field}` must be a string, or an array of strings or tokens.", field)
+
+
+def prompts_of(facts: Facts) -> Sequence[str | list[int]]:
+    """The prompts of a completion or the inputs of embeddings: each a text, or its tokens."""
+    given = facts.body.get("input" if facts.endpoint == "embeddings" else "prompt")
+    if not isinstance(given, list):
+        return [given] if isinstance(given, str) else []
+    # What is neither an engine refuses.
+    return [given] if isinstance(given[0], int) else [one for one in given if isinstance(one, str | list)]
+
+
+def size_of(prompt: str | list[int]) -> int:
+    """Tokens of one prompt; of a text by estimate."""
+    return tokens_in(prompt) if isinstance(prompt, str) else len(prompt)
+
+
+def estimate_of(facts: Facts) -> int:
+    """About how many tokens the prompt has; the longest of several."""
+    if facts.excerpt is not None:
+        return facts.excerpt.prompt_tokens
+    return max(map(size_of, prompts_of(facts)), default=0)

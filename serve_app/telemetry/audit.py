@@ -6,16 +6,19 @@ written (a full disk), is dropped and counted: an audit must never hold up or fa
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import logging.handlers
+import math
 import os
 import queue
 import socket
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,9 @@ from serve_app.config import AuditSettings, resolve_dir
 logger = logging.getLogger(__name__)
 
 _PATTERN = "audit-*.jsonl*"
+_CLOSE_S = 5.0
+# The front door and Serve's ingress are two in one process.
+_numbers = itertools.count()
 
 
 class Audit:
@@ -34,9 +40,9 @@ class Audit:
     def __init__(self, settings: AuditSettings, otlp_endpoint: str = "") -> None:
         self.dropped = 0
         self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
-        self._listener: logging.handlers.QueueListener | None = None
+        self._listener: _Writer | None = None
         if settings.sink != "none":
-            self._listener = logging.handlers.QueueListener(self._queue, _handler(settings, otlp_endpoint, self._drop))
+            self._listener = _Writer(self._queue, _handler(settings, otlp_endpoint, self._drop), self._drop)
             self._listener.start()
 
     def write(self, fields: Mapping[str, Any]) -> None:
@@ -50,17 +56,48 @@ class Audit:
             self._drop()
 
     def close(self) -> None:
-        """Write what is queued."""
+        """Write what is queued; what a disk that hangs does not take within seconds is dropped and counted."""
         if self._listener:
-            self._listener.stop()
-            for handler in self._listener.handlers:
-                handler.close()
-            self._listener = None
+            listener, self._listener = self._listener, None
+            if listener.ended():
+                for handler in listener.handlers:
+                    with contextlib.suppress(OSError):  # of records that were counted already
+                        handler.close()
+            else:
+                for _ in range(self._queue.qsize()):
+                    self._drop()
 
     def _drop(self) -> None:
         self.dropped += 1
         if self.dropped & (self.dropped - 1) == 0:
             logger.error("audit records could not be written: %d so far", self.dropped)
+
+
+class _Writer(logging.handlers.QueueListener):
+    """Python's own, for a bounded queue and for handlers that fail: neither ends its thread, or the shutdown."""
+
+    def __init__(self, records: queue.Queue[Any], handler: logging.Handler, drop: Callable[[], None]) -> None:
+        super().__init__(records, handler)
+        self._records = records
+        self._drop = drop
+
+    def handle(self, record: logging.LogRecord) -> None:
+        try:
+            super().handle(record)
+        except Exception:
+            self._drop()
+
+    def ended(self) -> bool:
+        """Have everything written; False where that takes too long."""
+        thread = self._thread
+        assert thread
+        deadline = time.monotonic() + _CLOSE_S
+        try:
+            self._records.put(None, timeout=_CLOSE_S)
+        except queue.Full:
+            return False
+        thread.join(max(0.0, deadline - time.monotonic()))
+        return not thread.is_alive()
 
 
 class _Json(logging.Formatter):
@@ -71,25 +108,41 @@ class _Json(logging.Formatter):
 class _File(logging.handlers.RotatingFileHandler):
     """Python's own rotating file; what fails is counted rather than printed, and tried again with the next record."""
 
-    def __init__(self, settings: AuditSettings, drop: Any) -> None:
+    def __init__(self, settings: AuditSettings, drop: Callable[[], None]) -> None:
         directory = resolve_dir(settings.directory)
         directory.mkdir(parents=True, exist_ok=True)
-        # Several Router replicas may share the directory.
-        name = directory / f"audit-{socket.gethostname()}-{os.getpid()}.jsonl"
+        # Several Router replicas may share the directory, and each rotates its files by itself.
+        name = directory / f"audit-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}.jsonl"
         super().__init__(name, maxBytes=settings.max_bytes, backupCount=settings.keep, delay=True)
+        self._drop = drop
+
+    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
+        self._drop()
+        # With what it could not write, or that would come later, in pieces, although it was counted as lost.
+        stream, self.stream = self.stream, None  # as its own `close` does
+        with contextlib.suppress(OSError):
+            if stream:
+                stream.close()
+
+
+class _Stdout(logging.StreamHandler[Any]):
+    """The process's standard output; what fails is counted."""
+
+    def __init__(self, drop: Callable[[], None]) -> None:
+        super().__init__(sys.stdout)
         self._drop = drop
 
     def handleError(self, record: logging.LogRecord) -> None:  # logging's name
         self._drop()
 
 
-def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Any) -> logging.Handler:
+def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Callable[[], None]) -> logging.Handler:
     handler: logging.Handler
     match settings.sink:
         case "file":
             handler = _File(settings, drop)
         case "stdout":
-            handler = logging.StreamHandler(sys.stdout)
+            handler = _Stdout(drop)
         case _:
             from serve_app.telemetry.otlp_logs import otlp_handler
 
@@ -100,17 +153,21 @@ def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Any) -> logging.
 
 def read_records(directory: Path, since: float = 0.0) -> Iterator[dict[str, Any]]:
     """The records of all files of a directory that are not older than `since` (Unix time). Faulty lines are skipped."""
-    for path in sorted(directory.glob(_PATTERN)):
-        if path.stat().st_mtime < since:
-            continue
-        with path.open("rb") as lines:
-            for line in lines:
-                try:
-                    record = orjson.loads(line)
-                except orjson.JSONDecodeError:
-                    continue  # a line that was cut by a crash or a full disk
-                if isinstance(record, dict) and record.get("at", 0) >= since:
-                    yield record
+    with contextlib.ExitStack() as opened:
+        files = []
+        # All are opened before any is read: the service may rotate them meanwhile.
+        for path in sorted(directory.glob(_PATTERN)):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime >= since:
+                    files.append(opened.enter_context(path.open("rb")))
+        for line in itertools.chain.from_iterable(files):
+            try:
+                record = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                continue  # a line that was cut by a crash or a full disk
+            at = record.get("at", 0) if isinstance(record, dict) else None
+            if isinstance(at, int | float) and at >= since:
+                yield record
 
 
 def usage(records: Iterable[Mapping[str, Any]], by: Iterable[str]) -> list[dict[str, Any]]:
@@ -146,7 +203,8 @@ def usage(records: Iterable[Mapping[str, Any]], by: Iterable[str]) -> list[dict[
 
 
 def _percentile(ordered: list[float], share: float) -> float | None:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+    """The smallest value that so large a share of all do not exceed."""
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
 
 
 def since_of(text: str, now: float | None = None) -> float:

@@ -12,6 +12,12 @@ def otlp_handler(endpoint: str) -> logging.Handler:
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
     from opentelemetry.sdk.resources import Resource
 
+    class Handler(LoggingHandler):
+        def close(self) -> None:
+            # Sends what is batched; the SDK's own would leave it to the end of the process, which Ray kills.
+            provider.shutdown()
+            super().close()
+
     provider = LoggerProvider(resource=Resource.create({"service.name": "switchyard"}))
     provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(endpoint=endpoint)))
-    return LoggingHandler(level=logging.INFO, logger_provider=provider)
+    return Handler(level=logging.INFO, logger_provider=provider)

@@ -123,3 +123,8 @@ def async_client(real: Service) -> AsyncOpenAI:
 @pytest.fixture
 def fake_client(fake: Service) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=0, timeout=60)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How long the overload lasts: 180 for the long run."""
+    parser.addoption("--overload-seconds", type=float, default=None, help="seconds of ten times the capacity")

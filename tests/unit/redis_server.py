@@ -41,6 +41,15 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        assert self._process
+        return self._process.pid
+
     def client(self) -> Redis:
         return Redis(port=self.port)
 
