@@ -18,7 +18,7 @@ from serve_app.router.body import read_json
 from serve_app.router.files import answer, key_of, limit_of, listed, on
 
 _MAX_BODY_BYTES = 64 * 1024
-_MAX_PAGE = 100
+LONGEST_PAGE = 100
 _DAY_S = 86_400
 
 
@@ -74,7 +74,7 @@ class BatchesApi:
         """The key's batches, the newest first, page by page."""
         store = on(self._store)
         after = request.query_params.get("after")
-        limit = limit_of(request, default=20, most=_MAX_PAGE)
+        limit = limit_of(request, default=20, most=LONGEST_PAGE)
         return answer(listed(await run_in_threadpool(store.page, key_of(request), after=after, limit=limit)))
 
     async def retrieve(self, request: Request) -> Response:

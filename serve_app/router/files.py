@@ -22,7 +22,7 @@ from serve_app.errors import ApiError, bad_request
 from serve_app.router.auth import CALLER, Caller
 
 _FORM_BYTES = 64 * 1024  # fields and boundaries besides the file itself
-_MAX_PAGE = 10_000
+LONGEST_PAGE = 10_000
 _DAY_S = 86_400
 
 
@@ -66,7 +66,7 @@ class FilesApi:
             key_of(request),
             purpose=request.query_params.get("purpose"),
             after=request.query_params.get("after"),
-            limit=limit_of(request, default=_MAX_PAGE, most=_MAX_PAGE),
+            limit=limit_of(request, default=LONGEST_PAGE, most=LONGEST_PAGE),
             newest_first=order == "desc",
         )
         return answer(listed(page))

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`: one request from its body to the last byte."""
+"""`POST` to what an engine answers (`PATHS`): one request from its body to the last byte."""
 
 from __future__ import annotations
 

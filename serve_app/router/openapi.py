@@ -5,9 +5,13 @@ Bodies name the fields that the router itself reads or checks; all others pass o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
+from serve_app.batches.plan import ENDPOINTS
+from serve_app.batches.state import Status
 from serve_app.residency.events import Order
+from serve_app.router.batches import LONGEST_PAGE as LONGEST_BATCH_PAGE
+from serve_app.router.files import LONGEST_PAGE as LONGEST_FILE_PAGE
 
 Schema = dict[str, Any]
 
@@ -17,6 +21,8 @@ _COUNT: Schema = {"type": "integer", "minimum": 1}
 _SIZE: Schema = {"type": "integer", "minimum": 0}
 _NUMBER: Schema = {"type": "number"}
 _TEXTS: Schema = {"type": ["string", "array"]}
+_TO_SCORE: Schema = {"type": ["string", "array", "object"]}
+_BYTES: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
 _EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -38,8 +44,26 @@ def _object(required: list[str], **properties: Schema) -> Schema:
     return {"type": "object", "required": required, "properties": shown}
 
 
+def _either(*ways: list[str], **properties: Schema) -> Schema:
+    """An object with all the fields of one of these ways at least."""
+    named = [name for way in ways for name in way]
+    return {**_object(named, **properties), "required": [], "anyOf": [{"required": way} for way in ways]}
+
+
 def _number(low: float, high: float) -> Schema:
     return {"type": "number", "minimum": low, "maximum": high}
+
+
+def _listed(name: str) -> Schema:
+    """A page of OpenAI's lists."""
+    return _object(
+        ["object", "data", "has_more"],
+        object={"const": "list"},
+        data={"type": "array", "items": _ref(name)},
+        first_id=_TEXT,
+        last_id=_TEXT,
+        has_more=_FLAG,
+    )
 
 
 _SAMPLING: dict[str, Schema] = {
@@ -76,6 +100,30 @@ _SCHEMAS: dict[str, Schema] = {
     ),
     "CompletionRequest": _object(["prompt"], prompt=_TEXTS, **_SAMPLING),
     "EmbeddingRequest": _object(["input"], input=_TEXTS, model=_SAMPLING["model"], user=_TEXT),
+    "TokenizeRequest": _either(
+        ["prompt"],
+        ["messages"],
+        prompt=_TEXT,
+        messages={"type": "array", "items": _MESSAGE},
+        model=_SAMPLING["model"],
+    ),
+    "DetokenizeRequest": _object(["tokens"], tokens={"type": "array", "items": _SIZE}, model=_SAMPLING["model"]),
+    "ScoreRequest": _either(
+        ["text_1", "text_2"],
+        ["queries", "documents"],
+        ["queries", "items"],
+        ["data_1", "data_2"],
+        **dict.fromkeys(("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"), _TO_SCORE),
+        model=_SAMPLING["model"],
+        user=_TEXT,
+    ),
+    "RerankRequest": _object(
+        ["query", "documents"],
+        query=_TO_SCORE,
+        documents=_TO_SCORE,
+        model=_SAMPLING["model"],
+        user=_TEXT,
+    ),
     "ResponseRequest": _object(
         ["input"],
         input=_TEXTS,
@@ -99,8 +147,56 @@ _SCHEMAS: dict[str, Schema] = {
     "Deleted": _object(["id", "object", "deleted"], id=_TEXT, object=_TEXT, deleted=_FLAG),
     "Answer": {
         "type": "object",
-        "description": "The engine's answer in OpenAI's form; with `stream` these events, the last one `[DONE]`.",
+        "description": "The engine's answer, in OpenAI's or vLLM's form; with `stream` events, the last one `[DONE]`.",
     },
+    "FileUpload": _object(
+        ["file", "purpose"],
+        file={**_BYTES, "description": "With a file name."},
+        purpose={"const": "batch"},
+        **{"expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000}},
+    ),
+    "File": _object(
+        ["id", "object", "bytes", "created_at", "expires_at", "filename", "purpose", "status"],
+        id=_TEXT,
+        object={"const": "file"},
+        bytes=_SIZE,
+        created_at=_SIZE,
+        expires_at=_SIZE,
+        filename=_TEXT,
+        purpose=_TEXT,
+        status=_TEXT,
+    ),
+    "Files": _listed("File"),
+    "BatchRequest": _object(
+        ["input_file_id", "endpoint", "completion_window"],
+        input_file_id=_TEXT,
+        endpoint={"enum": list(ENDPOINTS)},
+        completion_window={**_TEXT, "description": "Hours or days, such as `24h`; at most `30d`."},
+        metadata={
+            "type": "object",
+            "maxProperties": 16,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        },
+    ),
+    "Batch": _object(
+        ["id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at", "request_counts"],
+        id=_TEXT,
+        object={"const": "batch"},
+        endpoint=_TEXT,
+        input_file_id=_TEXT,
+        output_file_id=_TEXT,
+        error_file_id=_TEXT,
+        completion_window=_TEXT,
+        status={"enum": list(get_args(Status))},
+        errors={"type": "object"},
+        created_at=_SIZE,
+        expires_at=_SIZE,
+        **{f"{status}_at": _SIZE for status in get_args(Status) if status != "validating"},
+        request_counts=_object(["total", "completed", "failed"], total=_SIZE, completed=_SIZE, failed=_SIZE),
+        metadata={"type": "object"},
+    ),
+    "Batches": _listed("Batch"),
     "Decision": _object(
         ["model", "thinking", "sources", "warnings", "steps", "facts", "decision_ms"],
         model=_TEXT,
@@ -168,8 +264,8 @@ def _answers(schema: str, status: int = 200, *, stream: bool = False) -> Schema:
     }
 
 
-def _post(summary: str, body: str, answer: str, *, stream: bool = False) -> Schema:
-    asked = {"required": True, "content": _content(body)}
+def _post(summary: str, body: str, answer: str, *, stream: bool = False, kind: str = "application/json") -> Schema:
+    asked = {"required": True, "content": _content(body, kind)}
     return {"post": {"summary": summary, "requestBody": asked, "responses": _answers(answer, stream=stream)}}
 
 
@@ -181,11 +277,15 @@ def _in_path(name: str, **schema: Any) -> Schema:
     return {"name": name, "in": "path", "required": True, "schema": {**_TEXT, **schema}}
 
 
+def _in_query(name: str, **schema: Any) -> Schema:
+    return {"name": name, "in": "query", "schema": schema}
+
+
 _ID = _in_path("id")
 _PROBE: Schema = {"security": []}
 _ORDER: Schema = {
     "post": {
-        "summary": "Load, unload or pin a lazy model. For operators.",
+        "summary": "Load, put to sleep, unload or pin a lazy model. For operators.",
         "parameters": [_ID, _in_path("order", enum=[order.value for order in Order])],
         "responses": _answers("Ordered", 202),
     }
@@ -196,6 +296,40 @@ def _kept(what: str, schema: str) -> Schema:
     return {
         "get": {"summary": f"A {what} that this key began.", "parameters": [_ID], "responses": _answers(schema)},
         "delete": {"summary": "Forget it.", "parameters": [_ID], "responses": _answers("Deleted")},
+    }
+
+
+def _page(most: int) -> list[Schema]:
+    return [_in_query("after", **_TEXT), _in_query("limit", type="integer", minimum=1, maximum=most)]
+
+
+def _files_and_batches() -> Schema:
+    """Their paths; where `batches.directory` is not set each answers 404 `batches_off`."""
+    file, batch = [_in_path("file_id")], [_in_path("batch_id")]
+    narrowed = [_in_query("order", enum=["asc", "desc"]), _in_query("purpose", **_TEXT)]
+    content = {
+        "200": {"description": "The content.", "content": {"application/octet-stream": {"schema": _BYTES}}},
+        "default": _answers("File")["default"],
+    }
+    cancelled = {"summary": "End it; what has run is kept.", "parameters": batch, "responses": _answers("Batch")}
+    return {
+        "/v1/files": {
+            **_post("Keep a file of requests for a batch.", "FileUpload", "File", kind="multipart/form-data"),
+            **_get("The files of this key.", "Files", parameters=[*_page(LONGEST_FILE_PAGE), *narrowed]),
+        },
+        "/v1/files/{file_id}": {
+            **_get("What is known of one.", "File", parameters=file),
+            "delete": {"summary": "Forget it.", "parameters": file, "responses": _answers("Deleted")},
+        },
+        "/v1/files/{file_id}/content": {
+            "get": {"summary": "Its content.", "parameters": file, "responses": content},
+        },
+        "/v1/batches": {
+            **_post("Run a file's requests when there is room.", "BatchRequest", "Batch"),
+            **_get("The batches of this key.", "Batches", parameters=_page(LONGEST_BATCH_PAGE)),
+        },
+        "/v1/batches/{batch_id}": _get("How one stands.", "Batch", parameters=batch),
+        "/v1/batches/{batch_id}/cancel": {"post": cancelled},
     }
 
 
@@ -218,7 +352,12 @@ def document(*, keeps: bool) -> Schema:
             "/v1/completions": _post("Continue a text.", "CompletionRequest", "Answer", stream=True),
             "/v1/embeddings": _post("Embed texts.", "EmbeddingRequest", "Answer"),
             "/v1/responses": _post("Answer, in the Responses API.", "ResponseRequest", "Answer", stream=True),
+            "/tokenize": _post("The tokens of a text or a chat.", "TokenizeRequest", "Answer"),
+            "/detokenize": _post("The text of tokens.", "DetokenizeRequest", "Answer"),
+            "/v1/score": _post("How well texts go together.", "ScoreRequest", "Answer"),
+            "/v1/rerank": _post("Order documents by a query.", "RerankRequest", "Answer"),
             **(kept if keeps else {}),
+            **_files_and_batches(),
             "/v1/models": _get("The models that this key may use.", "Models"),
             "/v1/models/{id}": _get("One of them.", "Model", parameters=[_ID]),
             "/v1/router/preview": _post("How a chat would be routed; runs nothing.", "ChatRequest", "Decision"),

@@ -197,7 +197,8 @@ def read_facts(
         endpoint=endpoint,
         body=body,
         model=model,
-        stream=body.get("stream", False),
+        # What generates nothing never streams, whatever the client says: its answer is one JSON object.
+        stream=endpoint not in PLAIN_ENDPOINTS and body.get("stream", False),
         max_tokens=chat.get("max_completion_tokens", chat.get("max_tokens")),
         last_user_text=text,
         has_images=images,

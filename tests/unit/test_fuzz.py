@@ -25,7 +25,9 @@ from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 
 REQUESTS = 20_000
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/router/preview")
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+PLAIN = ("/v1/embeddings", "/tokenize", "/detokenize", "/v1/score", "/v1/rerank")
+PATHS = (*STREAMING, *PLAIN, "/v1/router/preview")
 # Of the examples, how many are well-formed JSON objects; the rest is bytes, and paths with methods.
 OBJECTS, BYTES, TARGETS = 0.7, 0.15, 0.15
 
@@ -41,6 +43,7 @@ def config() -> Config:
         {"id": "cold", "tier": "lazy", "source": "o/cold", "context": 2048},
         {"id": "seer", "tier": "lazy", "source": "o/s", "context": 2048, "abilities": ["chat", "vision"]},
         {"id": "embedder", "tier": "lazy", "source": "o/e", "context": 512, "abilities": ["embeddings"]},
+        {"id": "judge", "tier": "lazy", "source": "o/j", "context": 512, "abilities": ["score"]},
     ]
     keys = [{"id": "one", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "admin": True}]
     router = {"max_body_bytes": 65536, "body_timeout_s": 1, "hold_s": 1}
@@ -145,7 +148,8 @@ SANE: dict[str, st.SearchStrategy[Any]] = {
 WILD: dict[str, st.SearchStrategy[Any]] = {
     **dict.fromkeys(SANE, junk),
     "messages": st.lists(message | junk, max_size=3) | junk,
-    "model": st.sampled_from([MARK, "embedder", f"{MARK}:think", "auto:", ":think", "auto:auto", "cold:fast"]) | junk,
+    "model": st.sampled_from([MARK, "embedder", "judge", f"{MARK}:think", "auto:", ":think", "auto:auto", "cold:fast"])
+    | junk,
     "prompt": words | st.lists(words, max_size=2) | st.lists(st.integers(), max_size=2) | junk,
     "input": words | st.lists(words, max_size=2) | junk,
     "max_tokens": numbers,
@@ -178,6 +182,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A request for all endpoints at once, with at most two things wrong."""
     messages = draw(st.lists(message, min_size=1, max_size=3))
     body: dict[str, Any] = {"messages": messages, "prompt": MARK, "input": draw(words | st.just(messages))}
+    body |= {"tokens": [1, 2], "text_1": MARK, "text_2": [MARK], "query": MARK, "documents": [MARK]}
     for name in draw(st.lists(st.sampled_from(list(SANE)), max_size=5, unique=True)):
         body[name] = draw(SANE[name])
     for name in draw(st.lists(st.sampled_from(list(WILD)), max_size=2, unique=True)):
@@ -225,13 +230,13 @@ async def service() -> AsyncIterator[RouterApp]:
     """Every model awake, on an engine that answers what it is asked for."""
 
     async def script(writer: asyncio.StreamWriter) -> None:
-        body = upstream.seen.pop().body
-        streams = isinstance(body, dict) and body.get("stream") is True
+        seen = upstream.seen.pop()
+        streams = seen.path in STREAMING and seen.body.get("stream") is True
         whole = {"choices": [{"index": 0, "message": {"content": "ok"}, "finish_reason": "stop"}]}
         await (stream(event("ok"), DONE) if streams else answer(200, whole))(writer)
 
     async with Upstream(script) as upstream:
-        awake = {name: PublishedModel("awake") for name in ("cold", "seer", "embedder")}
+        awake = {name: PublishedModel("awake") for name in ("cold", "seer", "embedder", "judge")}
         hot = {"org/hot:1b": PublishedModel("awake")}
         set_replicas("Hot", [Replica("hot-0", {"org/hot:1b": upstream.url}, SECRET, hot, True)])
         set_replicas("Pool", [Replica("pool-0", dict.fromkeys(awake, upstream.url), SECRET, awake, True)])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
+import httpx
 import pytest
 from asgi_call import Call
 from jsonschema import Draft202012Validator
@@ -26,7 +28,7 @@ OPERATIONS = [
     (path, method, operation) for path, methods in DOCUMENT["paths"].items() for method, operation in methods.items()
 ]
 NAMES = [f"{method} {path}" for path, method, _ in OPERATIONS]
-HOT, LAZY = "org/hot:1b", "org/lazy"
+HOT, LAZY, JUDGE = "org/hot:1b", "org/lazy", "org/judge"
 # As an engine answers a chat, and a request of the Responses API.
 ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}],
@@ -42,18 +44,22 @@ def validator(schema: dict[str, Any]) -> Draft202012Validator:
     return Draft202012Validator({**schema, "components": DOCUMENT["components"]})
 
 
-@contextlib.asynccontextmanager
-async def service() -> AsyncIterator[RouterApp]:
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[RouterApp]:
     models = [
         {"id": HOT, "tier": "resident", "source": "org/hot", "context": 4096},
         {"id": LAZY, "tier": "lazy", "source": "org/e", "context": 512, "abilities": ["embeddings"]},
+        {"id": JUDGE, "tier": "lazy", "source": "org/j", "context": 512, "abilities": ["score"]},
     ]
     awake = PublishedModel("awake", phases={"loading": 1.5}, failure="once")
     async with Upstream(answer(200, ANSWER)) as upstream:
         set_replicas("Hot", [Replica("hot-0", {HOT: upstream.url}, SECRET, {HOT: awake}, True)])
-        set_replicas("Pool", [Replica("pool-0", {LAZY: upstream.url}, SECRET, {LAZY: awake}, True)])
-        settings = Config.model_validate({"models": models, "conversations": {"enabled": True}})
-        app = RouterApp(settings, {HOT: "Hot", LAZY: "Pool"}, Pool(), "test")
+        lazy = (LAZY, JUDGE)
+        awake_there = Replica("pool-0", dict.fromkeys(lazy, upstream.url), SECRET, dict.fromkeys(lazy, awake), True)
+        set_replicas("Pool", [awake_there])
+        kept = {"conversations": {"enabled": True}, "batches": {"directory": str(tmp_path)}}
+        settings = Config.model_validate({"models": models, **kept})
+        app = RouterApp(settings, {HOT: "Hot", **dict.fromkeys(lazy, "Pool")}, Pool(), "test")
         yield app
         await app._relay.close()
 
@@ -78,9 +84,11 @@ def test_document_has_the_form_of_openapi_3_1() -> None:
         assert path.startswith("/")
         assert method in ("get", "post", "delete")
         assert operation.keys() <= {"summary", "parameters", "requestBody", "responses", "security"}
-        named = [parameter["name"] for parameter in operation.get("parameters", ())]
-        assert named == re.findall(r"{(\w+)}", path)
-        assert all(parameter["in"] == "path" and parameter["required"] for parameter in operation.get("parameters", ()))
+        parameters = operation.get("parameters", ())
+        in_path = [parameter for parameter in parameters if parameter["in"] == "path"]
+        assert [parameter["name"] for parameter in in_path] == re.findall(r"{(\w+)}", path)
+        assert all(parameter["required"] for parameter in in_path)
+        assert all(parameter in in_path or parameter["in"] == "query" for parameter in parameters)
         for status, response in operation["responses"].items():
             assert re.fullmatch(r"\d{3}|default", status)
             assert response["description"]
@@ -95,14 +103,13 @@ def test_every_schema_is_one_and_every_reference_leads_somewhere_and_none_is_lef
     assert referred == set(schemas)
 
 
-async def test_every_route_is_in_the_document_and_nothing_else() -> None:
-    async with service() as app:
-        routes = {
-            (re.sub(r"{(name|id):path}", "{id}", route.path), method.lower())
-            for route in app._app.routes
-            if isinstance(route, Route)
-            for method in (route.methods or {"POST"}) - {"HEAD"}
-        }
+async def test_every_route_is_in_the_document_and_nothing_else(app: RouterApp) -> None:
+    routes = {
+        (re.sub(r"{(name|id):path}", "{id}", route.path), method.lower())
+        for route in app._app.routes
+        if isinstance(route, Route)
+        for method in (route.methods or {"POST"}) - {"HEAD"}
+    }
     assert routes == {(path, method) for path, method, _ in OPERATIONS}
 
 
@@ -118,46 +125,93 @@ BODIES: dict[str, dict[str, Any]] = {
     "CompletionRequest": {"prompt": "hi", "max_tokens": 3, "stop": "a", "n": None},
     "ResponseRequest": {"input": "hi", "instructions": "be brief", "temperature": None, "reasoning": {"effort": "low"}},
     "EmbeddingRequest": {"input": ["hi"], "model": LAZY},
+    "TokenizeRequest": {"messages": [{"role": "user", "content": "hi"}], "model": LAZY},
+    "DetokenizeRequest": {"tokens": [1, 2], "model": None},
+    "ScoreRequest": {"text_1": "hi", "text_2": ["ho", "hum"]},
+    "RerankRequest": {"query": "hi", "documents": ["ho", "hum"], "model": JUDGE},
+    "FileUpload": {"file": "{}", "purpose": "batch", "expires_after[seconds]": 3600},
+    "BatchRequest": {
+        "input_file_id": "file-0",
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+        "metadata": {"team": "x"},
+    },
 }
 
 
-def body_of(operation: dict[str, Any]) -> dict[str, Any] | None:
-    """The example for an operation, right by its schema."""
-    if "requestBody" not in operation:
-        return None
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    body = BODIES[schema["$ref"].rpartition("/")[2]]
-    validator(schema).validate(body)
-    return body
+async def asked(app: RouterApp, path: str, method: str, **more: Any) -> Call:
+    """One operation, with the example of its body, right by its schema."""
+    content = DOCUMENT["paths"][path][method].get("requestBody", {"content": {}})["content"]
+    body: Any = b""
+    headers: dict[str, str] = {}
+    for kind, of_kind in content.items():
+        body = BODIES[of_kind["schema"]["$ref"].rpartition("/")[2]] | more.get("fields", {})
+        validator(of_kind["schema"]).validate(body)
+        if kind == "multipart/form-data":
+            fields = {name: str(value) for name, value in body.items() if name != "file"}
+            form = httpx.Request("POST", "http://router", data=fields, files={"file": ("in.jsonl", body["file"])})
+            body, headers = form.read(), {"content-type": form.headers["content-type"]}
+    filled = re.sub(r"{(id|file_id|batch_id)}", more.get("name", LAZY), path).replace("{order}", "load")
+    return await Call(app, body, path=filled, method=method.upper(), headers=headers).done()
+
+
+async def names_for(app: RouterApp, path: str) -> list[str]:
+    """What there is to ask a path for."""
+    if path == "/v1/models/{id}":
+        return [HOT, LAZY]
+    if "conversations" in path:
+        await Call(app, BODIES["ChatRequest"], headers={"x-session-id": LAZY}).done()
+    for begins, made_by in (("/v1/responses/", "/v1/responses"), ("/v1/files/", "/v1/files")):
+        if path.startswith(begins):
+            return [(await asked(app, made_by, "post")).json["id"]]
+    if path.startswith("/v1/batches"):
+        file = (await asked(app, "/v1/files", "post")).json["id"]
+        batch = (await asked(app, "/v1/batches", "post", fields={"input_file_id": file})).json["id"]
+        return [batch if "{" in path else file]
+    return [LAZY]
 
 
 @pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=NAMES)
-async def test_every_path_answers_as_the_document_says(path: str, method: str, operation: dict[str, Any]) -> None:
-    body = body_of(operation)
-    async with service() as app:
-        names = [HOT, LAZY] if path == "/v1/models/{id}" else [LAZY]
-        if "conversations" in path:
-            await Call(app, BODIES["ChatRequest"], headers={"x-session-id": LAZY}).done()
-        if path == "/v1/responses/{id}":
-            names = [(await Call(app, BODIES["ResponseRequest"], path="/v1/responses").done()).json["id"]]
-        for name in names:
-            asked = path.replace("{id}", name).replace("{order}", "load")
-            call = await Call(app, body or b"", path=asked, method=method.upper()).done()
-            content = operation["responses"][str(call.status)]["content"]
-            validator(content[call.headers["content-type"]]["schema"]).validate(call.json)
-            assert 200 <= call.status < 300
+async def test_every_path_answers_as_the_document_says(
+    app: RouterApp, path: str, method: str, operation: dict[str, Any]
+) -> None:
+    for name in await names_for(app, path):
+        fields = {"input_file_id": name} if path == "/v1/batches" else {}
+        call = await asked(app, path, method, name=name, fields=fields)
+        assert 200 <= call.status < 300
+        kind = call.headers["content-type"]
+        said = call.json if kind == "application/json" else call.body.decode()
+        validator(operation["responses"][str(call.status)]["content"][kind]["schema"]).validate(said)
 
 
 REFUSING = [(path, method) for path, method, operation in OPERATIONS if "requestBody" in operation or "{" in path]
 
 
 @pytest.mark.parametrize(("path", "method"), REFUSING)
-async def test_every_refusal_is_as_the_document_says(path: str, method: str) -> None:
-    async with service() as app:
-        call = await Call(app, b"{", path=path.replace("{id}", "nope"), method=method.upper()).done()
+async def test_every_refusal_is_as_the_document_says(app: RouterApp, path: str, method: str) -> None:
+    filled = re.sub(r"{(id|file_id|batch_id)}", "nope", path)
+    call = await Call(app, b"{", path=filled, method=method.upper()).done()
     assert call.status in (400, 404)
     content = DOCUMENT["paths"][path][method]["responses"]["default"]["content"]
     validator(content["application/json"]["schema"]).validate(call.json)
+
+
+QUERIES = [
+    ("/v1/files", "limit=10000&order=asc&purpose=batch&after=file-0", 200),
+    ("/v1/files", "limit=10001", 400),
+    ("/v1/files", "order=newest", 400),
+    ("/v1/batches", "limit=100&after=batch_0", 200),
+    ("/v1/batches", "limit=101", 400),
+    ("/v1/batches", "limit=0", 400),
+]
+
+
+@pytest.mark.parametrize(("path", "query", "status"), QUERIES)
+async def test_lists_take_the_queries_of_the_document(app: RouterApp, path: str, query: str, status: int) -> None:
+    schemas = {parameter["name"]: parameter["schema"] for parameter in DOCUMENT["paths"][path]["get"]["parameters"]}
+    given = {name: int(value) if value.isdigit() else value for name, value in parse_qsl(query)}
+    assert all(validator(schemas[name]).is_valid(value) for name, value in given.items()) == (status == 200)
+    assert (await Call(app, path=path, query=query, method="GET").done()).status == status
 
 
 WRONG: list[dict[str, Any]] = [
