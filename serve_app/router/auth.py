@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
-from serve_app.config import Anonymous, ApiKey, Config, problems_of
+from serve_app.config import Anonymous, ApiKey, Config, problems_of, resolve_dir
 from serve_app.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Keys:
         settings = config.security
         self._configured = settings.keys
         self._clock = clock
-        self._path = Path(settings.keys_file) if settings.keys_file else None
+        self._path = resolve_dir(settings.keys_file) if settings.keys_file else None
         self._seen: tuple[int, int] | None = None
         self._looked_at = -math.inf
         self._by_hash = _by_hash(settings.keys)
