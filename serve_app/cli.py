@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 
 from serve_app.check import problems, read_file
-from serve_app.config import ConfigError
+from serve_app.config import ConfigError, problems_of
 from serve_app.fetch import MODELS, FetchError, fetch, verify
 
 app = typer.Typer(
@@ -25,6 +26,10 @@ models_app = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(models_app, name="models")
+batch_app = typer.Typer(help="Many requests from a file (the key is taken from SWITCHYARD_KEY).", no_args_is_help=True)
+app.add_typer(batch_app, name="batch")
+key_app = typer.Typer(help="API keys of clients.", no_args_is_help=True)
+app.add_typer(key_app, name="key")
 
 _console = Console()
 _errors = Console(stderr=True, style="red", highlight=False, soft_wrap=True)
@@ -172,6 +177,57 @@ for _order, _help in (
     ("unpin", "Let it go again when others need its memory."),
 ):
     _add_order(_order, _help)
+
+
+@batch_app.callback()
+def _batch() -> None:
+    # With one command only, typer would have no word for it.
+    pass
+
+
+@batch_app.command("run")
+def run_batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Requests, one a line, as for OpenAI's batches.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Results, one a line; what it has is not run again.")],
+    url: Url = _LOCAL,
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 8,
+) -> None:
+    """Run every request of IN on a running service; stopped, it goes on where it was when it is started again."""
+    from serve_app.batch_run import BatchError, run_file
+    from serve_app.remote import RemoteError
+
+    try:
+        failed = run_file(source, target, url, concurrency, _console)
+    except (BatchError, RemoteError) as error:
+        raise _fail(str(error)) from None
+    except KeyboardInterrupt:
+        _errors.print("Stopped; the same command goes on from here.")
+        raise typer.Exit(130) from None
+    raise typer.Exit(1 if failed else 0)
+
+
+@key_app.callback()
+def _keys() -> None:
+    """Has typer keep `new` a command of its own."""
+
+
+@key_app.command("new")
+def new_key(
+    name: Annotated[str, typer.Argument(help="Whose it is: letters, digits, and . _ @ -")],
+    model: Annotated[list[str] | None, typer.Option(help="Id of a model that it may use; again for more.")] = None,
+    admin: Annotated[bool, typer.Option("--admin", help="May load, unload and pin models.")] = False,
+) -> None:
+    """Make a key: its entry for security.keys or the keys file on stdout, the key itself, once, on stderr."""
+    from pydantic import ValidationError
+
+    from serve_app.router import auth
+
+    try:
+        key, entry = auth.new_key(name, models=model or None, admin=admin)
+    except ValidationError as error:
+        raise _fail("; ".join(problems_of(error))) from None
+    typer.echo(f"{key}\n", err=True)
+    typer.echo(yaml.safe_dump([entry.model_dump(exclude_defaults=True)], sort_keys=False), nl=False)
 
 
 @models_app.command("fetch")

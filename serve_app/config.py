@@ -17,13 +17,14 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from cronsim import CronSim, CronSimError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from serve_app.engine_arguments import refused_arguments
 from serve_app.engines.base import EngineSpec
 from serve_app.routing_schema import RoutingSettings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tier = Literal["resident", "lazy"]
-Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings"]
+Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings", "score"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
@@ -227,6 +228,7 @@ class Model(_Strict):
     total_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="For the whole answer.")
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
+    trust_remote_code: bool = Field(False, description="Run Python code that comes with the model's files.")
     fake: FakeScript | None = None
     load_timeout_s: Annotated[float, Field(gt=0)] = 900
     expected_load_s: Annotated[float, Field(gt=0)] = Field(
@@ -266,8 +268,10 @@ class Model(_Strict):
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base: a LoRA adapter has both base and adapter")
         if self.base:
-            if self.engine or self.source or self.fake:
-                raise ValueError("base: an adapter runs on its base's engine; remove source, engine and fake")
+            if self.engine or self.source or self.fake or self.trust_remote_code:
+                raise ValueError(
+                    "base: an adapter runs on its base's engine; remove source, engine, trust_remote_code and fake"
+                )
             return self
         if self.fake and (self.engine or self.source):
             raise ValueError("fake: a scripted engine takes neither source nor engine")
@@ -278,9 +282,8 @@ class Model(_Strict):
             raise ValueError(f"engine.max_model_len: {own} contradicts context: {self.context}; give context only")
         if not self.fake:
             self._check_parsers()
-        for key in ("model", "served_model_name", "host", "port", "api_key"):
-            if key in self.engine:
-                raise ValueError(f"engine.{key}: is set by the router; remove it")
+        if refused := next(refused_arguments(self.engine, self.engine_env), None):
+            raise ValueError(refused)
         return self
 
     def _check_parsers(self) -> None:
@@ -289,8 +292,8 @@ class Model(_Strict):
             raise ValueError("engine.reasoning_parser: missing; a model with thinking.supported needs one")
         if "tools" in self.abilities and not self.engine.get("tool_call_parser"):
             raise ValueError("engine.tool_call_parser: missing; a model with the ability tools needs one")
-        if "embeddings" in self.abilities and {"chat", "completions"} & set(self.abilities):
-            raise ValueError("abilities: an engine makes embeddings or text, not both")
+        if {"embeddings", "score"} & set(self.abilities) and {"chat", "completions"} & set(self.abilities):
+            raise ValueError("abilities: an engine makes embeddings and scores, or text; not both")
 
     @property
     def least_replicas(self) -> int:
@@ -431,8 +434,9 @@ class Security(_Strict):
         "", description="Redis that counts rates over all Routers, e.g. redis://host:6379/0; unset: each on its own."
     )
     anonymous: Anonymous = Field(Anonymous(), description="Limits of all clients together where there are no keys.")
-    cors_origins: list[str] = Field(
-        default_factory=list, description="Origins whose web pages may call the API from a browser; none by default."
+    cors_origins: list[Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/?#@*\sA-Z]+)$")]] = Field(
+        default_factory=list,
+        description="Origins whose web pages may call the API, e.g. https://chat.example.org; * for all.",
     )
 
     @model_validator(mode="after")
@@ -459,6 +463,23 @@ class AuditSettings(_Strict):
         if self.sink == "otlp" and not self.otlp_endpoint:
             raise ValueError("otlp_endpoint: missing; sink otlp sends to it")
         return self
+
+
+class Batches(_Strict):
+    """Files and batches. Without a directory there are none."""
+
+    directory: str = Field(
+        "", description="Where they are kept, shared by all Routers. Relative: below the repository. Unset: off."
+    )
+    max_file_bytes: Annotated[int, Field(ge=1024)] = 200 * 1024 * 1024
+    max_lines: Annotated[int, Field(ge=1)] = 50_000
+    concurrency: Annotated[int, Field(ge=1)] = Field(8, description="Lines that run at once, at most.")
+    run_below_load: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.5,
+        description="Share of a model's places that lines and interactive requests take together; where interactive"
+        " requests alone take so many, no line runs.",
+    )
+    keep_days: Annotated[float, Field(gt=0)] = Field(30, description="Then files and ended batches are removed.")
 
 
 class Telemetry(_Strict):
@@ -504,6 +525,7 @@ class Config(_Strict):
     telemetry: Telemetry = Telemetry()
     audit: AuditSettings = AuditSettings()
     security: Security = Security()
+    batches: Batches = Batches()
     conversations: Conversations = Conversations()
     models: Annotated[list[Model], Field(min_length=1)]
 
@@ -648,6 +670,8 @@ class Config(_Strict):
             args = model.fake.model_dump()
         else:
             args = {"max_model_len": model.context, **model.engine}
+            if model.trust_remote_code:
+                args["trust_remote_code"] = True
             if adapters := self.adapters_of(model):
                 args["enable_lora"] = True
                 args["lora_modules"] = [

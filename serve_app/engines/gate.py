@@ -19,6 +19,10 @@ SERVED_PATHS = frozenset(
         "/v1/completions",
         "/v1/embeddings",
         "/v1/responses",
+        "/tokenize",
+        "/detokenize",
+        "/v1/score",
+        "/v1/rerank",
     }
 )
 # Of English text; Chinese has about 2. Only ever a load estimate, of prompts with their JSON around them.

@@ -52,10 +52,22 @@ _PRELOADED = (
 # their schema (at vLLM's default a required call could carry arguments that are no object). Compact JSON: a model
 # that likes white space may fill its answer with it (vllm-project/vllm#13260); vLLM can forbid it with a named
 # backend only, and so refuses the few schema keywords that only its other backend knows.
+# Media that a request names by URL are fetched by the engine, from the cluster's own addresses and the cloud's metadata
+# service too, unless there is a list of hosts; this one never resolves (RFC 6761), so only `data:` URLs are taken.
 _DEFAULTS: dict[str, Any] = {
+    "allowed_media_domains": ["media.invalid"],
     "disable_uvicorn_access_log": True,
     "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     "tool_strict_level": "parameter",
+}
+
+# Whatever the node's environment says. A redirect is followed past the list of hosts, so none is.
+_CLOSED = {
+    "VLLM_SERVER_DEV_MODE": "0",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
+    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "False",
+    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
 }
 
 
@@ -66,7 +78,7 @@ def host_environment() -> dict[str, str]:
     (vllm-project/vllm#27369), and its own tcmalloc. It does so for children it spawns; ours are forked, so
     the host must have both from its own start.
     """
-    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **_CLOSED}
     if _has_cuda():
         return environment
     libraries = []

@@ -17,23 +17,29 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config, Model
 from serve_app.conversations.store import store_of
 from serve_app.errors import ApiError, model_not_found, unavailable
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
+from serve_app.router.batches import BatchesApi, batch_store
 from serve_app.router.cold import PoolCalls
 from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
+from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
+from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
 from serve_app.router.lines import Line
+from serve_app.router.offline import Offline
+from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
 from serve_app.router.relay import Relay
-from serve_app.router.reply import retry_after
+from serve_app.router.reply import error_response
 from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
 from serve_app.router.tokens import TokenCounter
@@ -119,6 +125,13 @@ class RouterApp:
             ]
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
+        store = batch_store(config.batches)
+        files = FilesApi(store, config.batches, config.router.body_timeout_s)
+        batches = BatchesApi(store, config.router.body_timeout_s)
+        self._offline = Offline(
+            self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
+        )
+        self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
@@ -127,17 +140,34 @@ class RouterApp:
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
+                Route("/v1/files", files.create, methods=["POST"]),
+                Route("/v1/files", files.list),
+                Route("/v1/files/{file_id}", files.retrieve),
+                Route("/v1/files/{file_id}", files.delete, methods=["DELETE"]),
+                Route("/v1/files/{file_id}/content", files.content),
+                Route("/v1/batches", batches.create, methods=["POST"]),
+                Route("/v1/batches", batches.list),
+                Route("/v1/batches/{batch_id}", batches.retrieve),
+                Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+                Route("/openapi.json", self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
             ],
             exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _fault},
         )
         self._app.router.redirect_slashes = False
+        origins = config.security.cors_origins
+        self._entrance: ASGIApp = Cors(self._admit, config.security) if origins else self._admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-            return
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # Serve's proxy passes them on
+        else:
+            await self._entrance(scope, receive, send)
+
+    async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
         try:
             probe = scope["path"] in _ALWAYS_ANSWERED
@@ -146,7 +176,7 @@ class RouterApp:
                 own_id = request_id(Headers(scope=scope))
                 if generates:
                     self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
-                await _error(refusal)(scope, receive, _with_request_id(own_id, send))
+                await error_response(refusal)(scope, receive, _with_request_id(own_id, send))
             elif generates:
                 # Says its id with everything else that the router knows of it (`Generate`).
                 await self._recorded(scope, receive, send)
@@ -176,6 +206,8 @@ class RouterApp:
         """Why a request is refused before anybody looks what it is for."""
         if self._open > self._max_open:
             return unavailable("The router is full.", code="overloaded", retry_after_s=1)
+        if CALLER in scope:
+            return None  # a line of a batch, from inside: no client can set this
         try:
             scope[CALLER] = self._keys.caller(Headers(scope=scope))
         except ApiError as error:
@@ -183,12 +215,14 @@ class RouterApp:
         return None
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        schedule: asyncio.Task[None] | None = None
+        background: list[asyncio.Task[None]] = []
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                if schedule:
-                    schedule.cancel()
+                for task in background:
+                    task.cancel()
+                if background:
+                    await asyncio.wait(background)
                 await self._decider.close()
                 await self._relay.close()
                 await self._rates.close()
@@ -199,7 +233,9 @@ class RouterApp:
                 return
             if self._front_door:
                 await self._decider.start()
-                schedule = asyncio.create_task(self._schedule.run())
+                background.append(asyncio.create_task(self._schedule.run()))
+                if self._runner:
+                    background.append(asyncio.create_task(self._runner.run()))
             await send({"type": "lifespan.startup.complete"})
 
     async def _ask_default(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -215,6 +251,10 @@ class RouterApp:
                 raise NotReady from None
             raise
 
+    async def openapi(self, request: Request) -> Response:
+        """What all of this answers."""
+        return _json(document(keeps=self._store is not None))
+
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""
         return _json({"status": "ok", "service": self._identity})
@@ -223,21 +263,25 @@ class RouterApp:
         """Whether requests to the resident models would be answered now, and loads go on."""
         ready, details = await self.fleet.readiness()
         try:
-            self._keys.caller(request.headers)
+            allowed = self._keys.caller(request.headers).models
         except ApiError:
             details = {}  # a probe has no key, and need not know which models there are
+        else:
+            if allowed is not None:
+                details["models"] = {name: state for name, state in details["models"].items() if name in allowed}
         return _json({"ready": ready, **details}, 200 if ready else 503)
 
     async def models(self, request: Request) -> Response:
         """Every model that the key may use, with its state; loads nothing."""
         cards = [self._card(model) for model in self._seen(request).models.values()]
-        return _json({"object": "list", "data": [*cards, self._auto_card(request)]})
+        return _json({"object": "list", "data": [*cards, self._auto_card(request)] if cards else []})
 
     async def model(self, request: Request) -> Response:
         """One model by its id or an alias; ids may hold slashes."""
-        if request.path_params["name"] == AUTO:
+        seen = self._seen(request)
+        if request.path_params["name"] == AUTO and seen.models:
             return _json(self._auto_card(request))
-        model = self._seen(request).find(request.path_params["name"])
+        model = seen.find(request.path_params["name"])
         if model is None:
             raise model_not_found()
         return _json(self._card(model))
@@ -298,16 +342,9 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def _error(error: ApiError) -> Response:
-    response = _json(error.payload(), error.status)
-    if error.retry_after_s is not None:
-        response.headers["retry-after"] = retry_after(error.retry_after_s)
-    return response
-
-
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return _error(error)
+    return error_response(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -317,11 +354,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: ("This path does not take that method.", "method_not_allowed"),
     }
     message, code = known.get(error.status_code, ("The request was refused.", "refused"))
-    response = _error(ApiError(error.status_code, message, code=code))
+    response = error_response(ApiError(error.status_code, message, code=code))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    return _error(ApiError(500, "The router failed on this request; its log says why.", code="internal_error"))
+    return error_response(ApiError(500, "The router failed on this request; its log says why.", code="internal_error"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from starlette.datastructures import Headers
 
 from serve_app.config import Model
 from serve_app.errors import ApiError
+from serve_app.router.auth import digest_of, given_key
 from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.decide import decide
@@ -25,6 +25,8 @@ from serve_app.routing_schema import SECRET_HEADERS
 from serve_app.scoring.guard import Guarded
 from serve_app.telemetry.shadow import ShadowRecord
 
+# One for each key's models, and for each set of those that are awake while another is overloaded.
+_MAX_POLICIES = 256
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6})")
 
 
@@ -118,6 +120,8 @@ class Decider:
         if models is None:
             return self._policy
         if models not in self._policies:
+            if len(self._policies) >= _MAX_POLICIES:
+                self._policies.clear()
             self._policies[models] = policy_for(self._policy, models)
         found = self._policies[models]
         if not found.catalog.models:
@@ -177,10 +181,8 @@ def preferred_wait(headers: Headers) -> float | None:
 
 def _fingerprint(headers: Headers) -> str:
     """First 12 hex digits of the API key's SHA-256, as rules name keys; empty without one."""
-    given = headers.get("authorization") or headers.get("x-api-key") or ""
-    scheme, _, key = given.partition(" ")
-    secret = key.strip() if scheme.lower() == "bearer" else given
-    return hashlib.sha256(secret.encode()).hexdigest()[:12] if secret else ""
+    key = given_key(headers)
+    return digest_of(key)[:12] if key else ""
 
 
 def _reader(headers: Headers) -> Callable[[str], str | None]:

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, `/v1/completions`, `/v1/embeddings`: one request from its body to the last byte."""
+"""`POST` to what an engine answers (`PATHS`): one request from its body to the last byte."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
-from serve_app.routing.facts import Endpoint, estimate_of
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.audit import Audit
@@ -44,6 +44,10 @@ PATHS: dict[Endpoint, str] = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "responses": "/v1/responses",
+    "tokenize": "/tokenize",
+    "detokenize": "/detokenize",
+    "score": "/v1/score",
+    "rerank": "/v1/rerank",
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
@@ -132,7 +136,9 @@ class Generate:
                 timeout_s=self._settings.body_timeout_s,
             )
             asked.priority = _priority(parsed, scope, caller)
-            with self._rates.at_once(asked.caller):
+            # A line of a batch waits its turn elsewhere, and takes no place of its key's own requests.
+            places = contextlib.nullcontext() if PRIORITY in scope else self._rates.at_once(asked.caller)
+            with places:
                 taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
                 try:
                     await self._answer(asked, parsed, receive, reply)
@@ -202,7 +208,8 @@ class Generate:
         model = self._models[decided.decision.model_id]
         if not self._easing.wants_lighter(decided, model):
             return decided
-        others = (asked.caller.models or frozenset(self._models)) - {model.id}
+        allowed = frozenset(self._models) if asked.caller.models is None else asked.caller.models
+        others = allowed - {model.id}
         # Only what answers at once helps: a load would take the same machine.
         awake = frozenset(name for name in others if self._fleet.target(self._models[name]))
         try:
@@ -228,7 +235,7 @@ class Generate:
                     "context_length_exceeded",
                 )
         most = model.max_answer_tokens
-        if most is None or self._endpoint == "embeddings":
+        if most is None or self._endpoint in PLAIN_ENDPOINTS:
             return
         if facts.max_tokens is not None and facts.max_tokens > most:
             raise bad_request(f"max_tokens is {facts.max_tokens}; {model.id} gives at most {most} here.", "max_tokens")

@@ -3,6 +3,7 @@
 - A request to upgrade to a protocol that we do not speak (`h2c`, which Java's client and `curl --http2` send with
   every first request, or a websocket) is answered as if it had not asked, as RFC 9110 §7.8 wants. The parser ends a
   message at such a head and would take its body for the next request.
+- `CONNECT`, which the parser takes for such a request too, is refused.
 - A head is bounded in size (431) and in time; uvicorn bounds neither here.
 - What cannot be parsed is refused in OpenAI's shape.
 
@@ -58,6 +59,10 @@ class FrontDoorProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
+            if self.parser.get_method() == b"CONNECT":
+                # To the parser an upgrade without any header that asks for it: again it would be one again, for ever.
+                self._refuse(ApiError(400, "This is no proxy.", code="not_a_proxy"))
+                return
             rest = data[upgrade.args[0] :]
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)

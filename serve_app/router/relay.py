@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -24,6 +25,15 @@ from serve_app.router.tally import Tally
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 2.0
+_FIELD = re.compile(
+    r"(?:model|messages|prompt|input|text_1|text_2|query|documents|tokens|stream|stream_options|max_tokens"
+    r"|max_completion_tokens|max_output_tokens|min_tokens|temperature|top_p|top_k|min_p|n|seed|stop|stop_token_ids"
+    r"|presence_penalty|frequency_penalty|repetition_penalty|length_penalty|logit_bias|logprobs|top_logprobs"
+    r"|prompt_logprobs|response_format|structured_outputs|tools|tool_choice|parallel_tool_calls|reasoning"
+    r"|reasoning_effort|thinking_token_budget|chat_template|chat_template_kwargs|encoding_format|dimensions|user"
+    r"|priority|bad_words|echo|suffix|documents|mm_processor_kwargs|truncate_prompt_tokens|previous_response_id)"
+    r"(?![A-Za-z0-9_])(?:\[\d{1,6}\])?"
+)
 _ERROR_BODY_BYTES = 1 << 20
 _MESSAGE_CHARS = 600
 _EVENT_END = b"\n\n"
@@ -409,8 +419,13 @@ def _as_api_error(status: int, fields: Any) -> ApiError:
         code = "context_length_exceeded"
     elif status == 404:
         code = "not_found"
-    safe_param = param if isinstance(param, str) and len(param) <= 64 and param.isprintable() else None
-    return ApiError(400 if status == 422 else status, message, code=code, param=safe_param)
+    return ApiError(400 if status == 422 else status, message, code=code, param=_known_field(param))
+
+
+def _known_field(param: Any) -> str | None:
+    """The request's field that vLLM names; what stands below it may be a word of the client's own."""
+    found = _FIELD.match(param) if isinstance(param, str) else None
+    return found[0] if found else None
 
 
 def _without_input(message: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import orjson
+from starlette.responses import Response
 from starlette.types import Send
 
 from serve_app.errors import ApiError
@@ -20,6 +21,16 @@ _CLOSING = frozenset({408, 413})
 def retry_after(seconds: float) -> str:
     """The header's value: whole seconds, at least one."""
     return str(max(1, math.ceil(seconds)))
+
+
+def error_response(error: ApiError) -> Response:
+    """An error as a whole response, for what is not answered by a `Reply`."""
+    response = Response(orjson.dumps(error.payload()), error.status, media_type="application/json")
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = retry_after(error.retry_after_s)
+    if error.status == 401:
+        response.headers["www-authenticate"] = "Bearer"  # RFC 9110 §15.5.2
+    return response
 
 
 class Reply:

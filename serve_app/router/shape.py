@@ -20,6 +20,7 @@ from typing import Any, Literal
 import orjson
 
 from serve_app.config import Model
+from serve_app.errors import unavailable
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 from serve_app.routing.outgoing import stops_of
@@ -64,7 +65,7 @@ class Shape:
             return body.replace(_NO_REASONING, self._null())
         if not (self._tools or self._stops or renames):
             return body
-        answer = orjson.loads(body)
+        answer = _object(body)
         for choice in answer.get("choices") or ():
             message = choice.get("message")
             if not isinstance(message, dict):
@@ -110,9 +111,8 @@ class Shape:
     def _event(self, event: bytes) -> bytes:
         if not event.startswith(_DATA) or event == _DATA + _DONE:
             return event + _END
-        chunk = orjson.loads(event[len(_DATA) :])
-        choices = chunk.get("choices") if isinstance(chunk, dict) else None
-        for choice in choices or ():
+        chunk = _object(event[len(_DATA) :])
+        for choice in chunk.get("choices") or ():
             if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
                 self._delta(choice, delta, self._choices[choice.get("index", 0)])
         return _DATA + orjson.dumps(chunk) + _END
@@ -149,6 +149,17 @@ class Shape:
                 delta["content"], seen.held = text[: len(text) - kept], text[len(text) - kept :]
         if choice.get("finish_reason") is not None and seen.stopped is not None:
             choice["finish_reason"], choice["stop_reason"] = "stop", seen.stopped
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    """A JSON object of the engine's. Raises `ApiError` for anything else: half an answer is none."""
+    try:
+        found = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise unavailable("The engine answered what is no answer; try again.", code="engine_error", retry_after_s=2)
+    return found
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:

@@ -11,7 +11,10 @@ from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of,
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
 
-Endpoint = Literal["chat", "completions", "embeddings", "responses"]
+Endpoint = Literal["chat", "completions", "embeddings", "responses", "tokenize", "detokenize", "score", "rerank"]
+_ABILITIES = {"responses": "chat", "rerank": "score", "tokenize": None, "detokenize": None}
+# They generate nothing: no sampling, no stream, no thinking.
+PLAIN_ENDPOINTS = frozenset({"embeddings", "tokenize", "detokenize", "score", "rerank"})
 Body = dict[str, Any]
 
 # Optional fields of OpenAI's API: null means the same as leaving them out.
@@ -159,9 +162,9 @@ class Facts:
     chat: Body = dataclasses.field(default_factory=dict)
 
     @property
-    def ability(self) -> str:
-        """What a model must be able to do for this endpoint."""
-        return "chat" if self.endpoint == "responses" else self.endpoint
+    def ability(self) -> str | None:
+        """What a model must be able to do for this endpoint; None: every model can."""
+        return _ABILITIES.get(self.endpoint, self.endpoint)
 
 
 def read_facts(
@@ -194,7 +197,8 @@ def read_facts(
         endpoint=endpoint,
         body=body,
         model=model,
-        stream=body.get("stream", False),
+        # What generates nothing never streams, whatever the client says: its answer is one JSON object.
+        stream=endpoint not in PLAIN_ENDPOINTS and body.get("stream", False),
         max_tokens=chat.get("max_completion_tokens", chat.get("max_tokens")),
         last_user_text=text,
         has_images=images,

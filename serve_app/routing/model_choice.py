@@ -13,6 +13,7 @@ from serve_app.catalog import AUTO
 from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
 from serve_app.routing.facts import Facts
+from serve_app.routing.media import names_foreign_media
 from serve_app.routing.policy import Policy
 from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
@@ -51,11 +52,10 @@ def _explicit(reading: Reading, model: Model, name: str, profile: Wish | None) -
 def able_default(reading: Reading) -> Model:
     """For what has no excerpt: the default model, or the first that can."""
     default = reading.catalog.models[reading.catalog.default_id]
-    if reading.facts.ability in default.abilities:
+    ability = reading.facts.ability
+    if ability is None or ability in default.abilities:
         return default
-    return next(
-        (model for model in reading.catalog.models.values() if reading.facts.ability in model.abilities), default
-    )
+    return next((model for model in reading.catalog.models.values() if ability in model.abilities), default)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -173,7 +173,9 @@ def _wanted_model(reading: Reading, default: Model, needs: frozenset[str]) -> tu
         if wanted:
             reading.say("rule", "model", f"{rule.name}: {wanted.id}")
             return wanted, "rule", 1.0
-        reading.say("rule", "model", f"{rule.name}: {rule.then.model} cannot answer this")
+        # A key that may not use it is not told of it either.
+        known = rule.then.model if rule.then.model in reading.catalog.models else "its model"
+        reading.say("rule", "model", f"{rule.name}: {known} cannot answer this")
     else:
         reading.say("rule", "model", "none")
     if small is None:
@@ -192,10 +194,14 @@ def _suiting(reading: Reading, model_id: str | None, needs: frozenset[str]) -> M
 
 def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
     """Raise `ApiError` where the model cannot do what is asked, or its context is surely too small."""
-    if facts.ability not in model.abilities:
+    if facts.ability is not None and facts.ability not in model.abilities:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
+    hosts = model.engine.get("allowed_media_domains") or ()
+    if facts.excerpt is not None and names_foreign_media(facts.chat["messages"], hosts):
+        taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
+        raise bad_request(f"{model.id} takes media from {taken} only.", "messages", "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,

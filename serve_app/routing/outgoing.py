@@ -8,7 +8,7 @@ from typing import Any
 from serve_app.config import Model
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
-from serve_app.routing.facts import Facts
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget", "conversation", "priority")
@@ -41,7 +41,7 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
         }
         if decision.budget is not None:
             body["thinking_token_budget"] = decision.budget
-    if facts.endpoint == "embeddings":
+    if facts.endpoint in PLAIN_ENDPOINTS:
         return body
     if facts.stream and facts.endpoint != "responses":
         # The router counts by it; the client gets it only if it asked.

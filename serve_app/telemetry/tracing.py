@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, MutableMapping
 
-from opentelemetry import propagate
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Span, SpanKind, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from starlette.datastructures import Headers
 
 from serve_app.routing.decision import Decision
 
 Carrier = MutableMapping[str, str]
+
+# Not the one that is set globally, which passes on whatever a client writes into `baggage` too.
+_TRACE_CONTEXT = TraceContextTextMapPropagator()
 
 
 def tracer_to(endpoint: str) -> Tracer:
@@ -38,9 +41,9 @@ class Tracing:
             passed.update({field: headers[field] for field in ("traceparent", "tracestate") if field in headers})
             yield None
             return
-        context = propagate.extract(dict(headers))
+        context = _TRACE_CONTEXT.extract(dict(headers))
         with self._tracer.start_as_current_span(name, context=context, kind=SpanKind.SERVER) as span:
-            propagate.inject(passed)
+            _TRACE_CONTEXT.inject(passed)
             yield span
 
 

@@ -22,7 +22,7 @@ from tests.e2e.service import MODELS_DIR, Service, running, wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
 
 HOT, CHAT, QWEN, ADAPTED = "hot", "lazy-chat", "lazy-qwen", "hot-adapted"
-REQUESTS, LEAVERS, AT_ONCE = 200, 0.3, 12
+REQUESTS, LEAVERS, AT_ONCE = 200, 0.3, 16
 # What a router may say instead of an answer; everything else is a fault.
 DOCUMENTED = {"model_loading", "model_starting", "overloaded", "too_many_waiting"}
 
@@ -86,6 +86,7 @@ def test_an_adapter_answers_on_its_bases_engine_and_differs_from_it(tight: Servi
     assert tight.model(ADAPTED)["state"] == "awake"
 
 
+@pytest.mark.timeout(900)
 async def test_two_models_with_room_for_one_under_mixed_clients(tight: Service) -> None:
     tight.request(f"/v1/router/models/{CHAT}/load", {}, method="POST")
     tight.in_state(CHAT, "awake")
@@ -143,10 +144,10 @@ async def _ask(client: AsyncOpenAI, model: str, *, stream: bool) -> str:
     ask = [{"role": "user", "content": f"Count to twenty. {random.random()}"}]
     try:
         if not stream:
-            answer = await client.chat.completions.create(model=model, messages=ask, max_tokens=24)
+            answer = await client.chat.completions.create(model=model, messages=ask, max_tokens=12)
             return "answered" if answer.choices[0].finish_reason else "cut"
         finish = None
-        async for chunk in await client.chat.completions.create(model=model, messages=ask, max_tokens=24, stream=True):
+        async for chunk in await client.chat.completions.create(model=model, messages=ask, max_tokens=12, stream=True):
             finish = (chunk.choices and chunk.choices[0].finish_reason) or finish
         return "answered" if finish else "cut"
     except APIError as error:

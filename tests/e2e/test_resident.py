@@ -129,3 +129,21 @@ def test_a_client_that_leaves_stops_the_engine_within_a_second(real: Service, st
     wait_until(lambda: real.model(RESIDENT)["in_flight"] == 0, 10, "the request was dropped")
     # The engine drops it at once; what is published about it is up to a second old.
     assert time.monotonic() - left < 2.5
+
+
+def test_tokens_of_a_text_are_those_of_the_models_own_tokenizer_and_back(real: Service) -> None:
+    text = "The capital of France is Paris."
+    status, headers, there = real.request("/tokenize", {"model": RESIDENT, "prompt": text})
+    assert (status, headers["x-router-model"]) == (200, RESIDENT)
+    assert there["count"] == len(there["tokens"]) > 3
+    status, _, back = real.request("/detokenize", {"model": RESIDENT, "tokens": there["tokens"]})
+    assert (status, back["prompt"]) == (200, text)
+
+
+def test_a_model_without_scores_says_so(real: Service) -> None:
+    for path, body in (
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ):
+        status, _, answer = real.request(path, {"model": RESIDENT, **body})
+        assert (status, answer["error"]["code"]) == (400, "unsupported_model")

@@ -50,6 +50,14 @@ def changed(tmp_path: Path, change: Any) -> list[str]:
             lambda doc, args: args["models"][0]["engine"].pop("reasoning_parser"),
             "models[0].engine.reasoning_parser: mi",
         ),
+        (
+            lambda doc, args: args["models"][0]["engine"].update(trust_remote_code=True),
+            "models[0].engine.trust_remote_code: write it beside",
+        ),
+        (
+            lambda doc, args: args["models"][1]["engine"].update(middleware=["a.B"]),
+            "models[1].engine.middleware: lets",
+        ),
         (lambda doc, args: args.update(models=[]), "models: "),
         (lambda doc, args: doc.update(http_option={}), "http_option: no such key"),
         (lambda doc, args: doc["applications"][0].update(import_path="serve_app.ap:build"), "applications: needs exac"),

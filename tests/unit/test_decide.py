@@ -6,10 +6,12 @@ from typing import Any
 
 import orjson
 import pytest
-from catalogs import ALL_AWAKE, CATALOG, PLAIN, chat, decided, sent
+from catalogs import ALL_AWAKE, CATALOG, CONFIG, PLAIN, chat, decided, sent
 from hypothesis import Phase, given, note, settings
 from hypothesis import strategies as st
 
+from serve_app.catalog import catalog_of
+from serve_app.config import Config
 from serve_app.errors import ApiError
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
@@ -185,6 +187,76 @@ def test_answer_that_leaves_no_room_for_the_prompt_is_refused_with_the_numbers()
 def test_model_without_the_ability_is_refused(endpoint: Endpoint) -> None:
     error = refusal(chat(model="embedder", prompt="x"), endpoint)
     assert (error.status, error.param, error.code) == (400, "model", "unsupported_model")
+
+
+# What generates nothing: tokens and scores
+
+
+JUDGED: Policy = policy_of(
+    catalog_of(
+        Config.model_validate(
+            {
+                "models": [
+                    *CONFIG.model_dump(exclude_defaults=True)["models"],
+                    {"id": "judge", "aliases": ["bench"], "tier": "lazy", "source": "o/j", "context": 512}
+                    | {"abilities": ["score"]},
+                ]
+            }
+        )
+    ),
+    RoutingSettings(thinking="default"),
+)
+SCORE = {"text_1": "a", "text_2": ["b"]}
+RERANK = {"query": "a", "documents": ["b"]}
+TOKENS = {"tokens": [1, 2]}
+TEXT = {"prompt": "a"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "model_id", "source"),
+    [
+        ("score", SCORE, "judge", "default"),
+        ("rerank", RERANK | {"model": "auto"}, "judge", "default"),
+        ("score", SCORE | {"model": "judge"}, "judge", "explicit"),
+        ("rerank", RERANK | {"model": "bench"}, "judge", "alias"),
+        ("tokenize", TEXT, "thinker", "default"),
+        ("detokenize", TOKENS, "thinker", "default"),
+        ("tokenize", TEXT | {"model": "embedder"}, "embedder", "explicit"),
+        ("detokenize", TOKENS | {"model": "judge"}, "judge", "explicit"),
+        ("tokenize", TEXT | {"model": "big:think"}, "thinker", "alias"),
+    ],
+)
+def test_tokens_and_scores_come_from_the_named_model_or_the_first_that_can(
+    endpoint: Endpoint, body: dict[str, Any], model_id: str, source: str
+) -> None:
+    decision = decided(body, endpoint, JUDGED)
+    assert (decision.model_id, decision.model_source, decision.thinking) == (model_id, source, False)
+
+
+@pytest.mark.parametrize("name", [None, "auto", "thinker", "embedder"])
+@pytest.mark.parametrize(("endpoint", "body"), [("score", SCORE), ("rerank", RERANK)])
+def test_scores_of_a_model_that_has_none_are_refused(
+    endpoint: Endpoint, body: dict[str, Any], name: str | None
+) -> None:
+    error = refusal(body | {"model": name}, endpoint)
+    assert (error.status, error.param, error.code) == (400, "model", "unsupported_model")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body"),
+    [
+        ("score", SCORE | {"stream": True, "truncate_prompt_tokens": 5}),
+        ("rerank", RERANK | {"top_n": 1, "user": "u"}),
+        ("tokenize", chat() | {"add_generation_prompt": False, "stream": True, "vendor": [None]}),
+        ("tokenize", {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b /think"}]}),
+        ("detokenize", TOKENS),
+    ],
+)
+def test_tokens_and_scores_are_asked_for_as_the_client_wrote_it(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    facts = read_facts(body, endpoint)
+    decision = decide(facts, JUDGED, Setting(ALL_AWAKE))
+    model = JUDGED.catalog.models[decision.model_id]
+    assert engine_body(facts, decision, model) == body | {"model": model.id}
 
 
 def test_completion_gets_no_template_arguments() -> None:

@@ -208,6 +208,13 @@ async def test_key_is_known_by_its_fingerprint(header: str) -> None:
     assert other.decision.thinking_source == "scorer"
 
 
+async def test_key_that_lets_a_request_in_is_the_key_that_rules_know() -> None:
+    fingerprint = hashlib.sha256(b"sk-1").hexdigest()[:12]
+    for other in ("Basic dXNlcg==", "sk-2", ""):
+        decided = await decide(decider(), talk("hello"), authorization=other, x_api_key="sk-1")
+        assert decided.facts.key == fingerprint
+
+
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer "])
 async def test_request_without_a_key_has_no_fingerprint(header: str) -> None:
     assert (await decide(decider(), talk("hello"), authorization=header)).facts.key == ""

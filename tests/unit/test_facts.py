@@ -7,7 +7,7 @@ import pytest
 from catalogs import chat
 
 from serve_app.errors import ApiError
-from serve_app.routing.facts import Endpoint, read_facts
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, read_facts
 
 SECRET_TEXT = "patient-4711"
 
@@ -96,6 +96,58 @@ def test_completion_without_a_prompt_is_a_400_that_names_it(body: dict[str, Any]
 @pytest.mark.parametrize("prompt", ["", "hi", ["a", "b"], [1, 2, 3], [[1, 2], [3]]])
 def test_every_form_of_prompt_is_taken(prompt: object) -> None:
     assert read_facts({"prompt": prompt}, "completions").body == {"prompt": prompt}
+
+
+# What each endpoint that generates nothing takes, beside fields of other endpoints.
+PLAIN_BODIES: dict[Endpoint, dict[str, Any]] = {
+    "embeddings": {"input": ["a"], "dimensions": 8},
+    "tokenize": {
+        "messages": [{"role": "user", "content": 5}],
+        "add_generation_prompt": False,
+        "return_token_strs": None,
+    },
+    "detokenize": {"tokens": [0, 2**63 - 1]},
+    "score": {"text_1": {"content": [{"type": "text", "text": "a"}]}, "text_2": ["b", None]},
+    "rerank": {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
+}
+
+
+def test_every_endpoint_that_generates_nothing_has_its_example() -> None:
+    assert set(PLAIN_BODIES) == PLAIN_ENDPOINTS
+
+
+@pytest.mark.parametrize(("endpoint", "body"), PLAIN_BODIES.items())
+def test_what_generates_nothing_keeps_its_body_and_never_streams(endpoint: Endpoint, body: dict[str, Any]) -> None:
+    facts = read_facts(body | {"stream": True, "model": None}, endpoint)
+    assert facts.body == body | {"stream": True}
+    assert (facts.model, facts.stream, facts.excerpt, facts.last_user_text) == (None, False, None, "")
+
+
+@pytest.mark.parametrize("endpoint", PLAIN_BODIES)
+@pytest.mark.parametrize(
+    ("fields", "param"), [({"model": 7}, "model"), ({"user": {}}, "user"), ({"stream": 1}, "stream")]
+)
+def test_what_generates_nothing_is_held_to_the_form_of_all(
+    endpoint: Endpoint, fields: dict[str, Any], param: str
+) -> None:
+    assert refusal(PLAIN_BODIES[endpoint] | fields, endpoint).param == param
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ability"),
+    [
+        ("chat", "chat"),
+        ("responses", "chat"),
+        ("embeddings", "embeddings"),
+        ("score", "score"),
+        ("rerank", "score"),
+        ("tokenize", None),
+        ("detokenize", None),
+    ],
+)
+def test_each_endpoint_names_the_ability_that_it_needs(endpoint: Endpoint, ability: str | None) -> None:
+    body = chat(input="hi", tokens=[1], prompt="hi")
+    assert read_facts(body, endpoint).ability == ability
 
 
 @pytest.mark.parametrize(

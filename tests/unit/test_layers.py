@@ -14,6 +14,7 @@ PLAIN = {
     "serve_app.config",
     "serve_app.catalog",
     "serve_app.errors",
+    "serve_app.engine_arguments",
     "serve_app.engines.base",
     "serve_app.routing_schema",
 }
@@ -66,7 +67,9 @@ def below(name: str, package: str) -> bool:
 
 
 PURE = [(name, path) for name, path in modules() if below(name, "serve_app.routing")] + [
-    ("serve_app.residency.policy", PACKAGE / "residency" / "policy.py")
+    ("serve_app.residency.policy", PACKAGE / "residency" / "policy.py"),
+    ("serve_app.batches.plan", PACKAGE / "batches" / "plan.py"),
+    ("serve_app.batches.state", PACKAGE / "batches" / "state.py"),
 ]
 
 
@@ -117,6 +120,7 @@ def test_only_deployments_and_the_application_import_ray() -> None:
         ),
         ("serve_app.residency", ("serve_app.router", "serve_app.models", "serve_app.routing")),
         ("serve_app.models", ("serve_app.router", "serve_app.routing")),
+        ("serve_app.batches", ("serve_app.router", "serve_app.models", "serve_app.residency", "serve_app.routing")),
         ("serve_app", ("serve_app.app",)),
     ],
 )

@@ -559,6 +559,44 @@ async def test_engine_sees_the_clients_fields_and_none_of_its_credentials() -> N
     assert "client" not in seen.headers.get("user-agent", "")
 
 
+def judge() -> Config:
+    """A hot model that scores, with sampling values of its own."""
+    plain = {"plain": {"temperature": 0.7}}
+    hot = {"id": HOT, "tier": "resident", "source": "org/hot", "context": 64, "abilities": ["score"], "sampling": plain}
+    return Config.model_validate({"models": [hot]})
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/tokenize", {"messages": [{"role": "user", "content": PROMPT}], "add_generation_prompt": False}),
+        ("/tokenize", {"prompt": PROMPT, "return_token_strs": None}),
+        ("/detokenize", {"tokens": [1, 2]}),
+        ("/v1/score", {"text_1": PROMPT, "text_2": [PROMPT], "vendor": [None]}),
+        ("/v1/rerank", {"query": PROMPT, "documents": [PROMPT], "top_n": 1}),
+    ],
+)
+@pytest.mark.parametrize("streaming", [{}, {"stream": True}, {"stream": False}], ids=str)
+async def test_tokens_and_scores_pass_both_ways_as_they_are(
+    path: str, fields: dict[str, Any], streaming: dict[str, Any]
+) -> None:
+    said = {"count": 2, "tokens": [1, 2]}
+    async with behind(answer(200, said, pieces=2), settings=judge()) as (app, (upstream,)):
+        call = await Call(app, fields | streaming, path=path).done()
+    (seen,) = upstream.seen
+    assert (seen.path, seen.body) == (path, fields | streaming | {"model": HOT})
+    assert (call.status, call.body) == (200, orjson.dumps(said))
+    assert call.headers["content-type"] == "application/json"
+    assert (call.headers["x-router-model"], call.headers["x-router-model-source"]) == (HOT, "default")
+
+
+@pytest.mark.parametrize("model", [{}, {"model": "embedder"}, {"model": COLD}], ids=str)
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/rerank"])
+async def test_scores_that_no_model_has_wake_none(pool: Pool, path: str, model: dict[str, Any]) -> None:
+    call = await refused(pool, {"query": PROMPT, "documents": [PROMPT], **model}, path=path)
+    assert (call.status, call.error["code"], call.error["param"]) == (400, "unsupported_model", "model")
+
+
 async def test_requests_with_the_same_id_get_ids_of_their_own_at_the_engine() -> None:
     async with behind(answer(200, {})) as (app, (upstream,)):
         calls = [await Call(app, body(), headers={"x-request-id": "same"}).done() for _ in range(2)]

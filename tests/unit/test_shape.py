@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judging import TOOLS
 
+from serve_app.errors import ApiError
 from serve_app.router.shape import Names, Shape, shape_of
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
@@ -449,3 +450,15 @@ def test_stop_strings_are_applied_where_the_engine_does_not_know_them(mode: str,
 def test_markup_is_taken_out_where_tools_were_given() -> None:
     assert whole(shape_for(chat(tools=TOOLS)), {"content": CUT}, "length")["content"] is None
     assert whole(shape_for(chat(tools=[])), {"content": CUT}, "length")["content"] == CUT
+
+
+# What is no answer
+
+
+@pytest.mark.parametrize("raw", [b"", b"oops", b"[1]", b'"text"', b"null", b'{"choices": [', b"data: {}"])
+def test_what_an_engine_answers_instead_of_an_object_is_a_503_and_no_fault_of_ours(raw: bytes) -> None:
+    shape = Shape(names="both", tools=True, stops=["x"])
+    for reads in (shape.whole, lambda body: shape.events(b"data: " + body + b"\n\n")):
+        with pytest.raises(ApiError) as refused:
+            reads(raw)
+        assert (refused.value.status, refused.value.code) == (503, "engine_error")

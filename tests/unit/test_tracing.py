@@ -87,6 +87,12 @@ def test_engine_gets_the_span_as_its_parent() -> None:
     assert passed["tracestate"] == "vendor=1"
 
 
+def test_engine_gets_the_trace_and_nothing_else_that_a_client_would_spread() -> None:
+    spread = {"baggage": "user=4711", "b3": "1", "uber-trace-id": "x", "x-cloud-trace-context": "x", "cookie": "c"}
+    assert set(traced(Collector().tracing, CLIENT | spread)) == {"traceparent", "tracestate"}
+    assert set(traced(OFF, CLIENT | spread)) == {"traceparent", "tracestate"}
+
+
 def test_request_without_a_trace_begins_one() -> None:
     collector = Collector()
     passed = traced(collector.tracing, {})
