@@ -427,7 +427,9 @@ class Security(_Strict):
     """Who may do what. Without keys everybody may do all but give orders, and these too on the loopback address."""
 
     keys: list[ApiKey] = Field(default_factory=list)
-    keys_file: str = Field("", description="A YAML list of more keys; read again when it changes.")
+    keys_file: str = Field(
+        "", description="A YAML list of more keys, read again when it changes; relative: below the repository."
+    )
     redis_url: str = Field(
         "", description="Redis that counts rates over all Routers, e.g. redis://host:6379/0; unset: each on its own."
     )

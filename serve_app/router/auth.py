@@ -12,13 +12,12 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
-from serve_app.config import Anonymous, ApiKey, Config
+from serve_app.config import Anonymous, ApiKey, Config, resolve_dir
 from serve_app.errors import ApiError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class Keys:
         self._configured = settings.keys
         self._models = frozenset(model.id for model in config.models)
         self._clock = clock
-        self._path = Path(settings.keys_file) if settings.keys_file else None
+        self._path = resolve_dir(settings.keys_file) if settings.keys_file else None
         self._seen: tuple[int, ...] = ()
         self._looked_at = -math.inf
         self._complaint = ""

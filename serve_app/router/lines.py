@@ -48,7 +48,8 @@ class Line:
         now = self._clock()
         if self._ended_at is not None:
             self._between_ends_s += _SMOOTHING * (now - self._ended_at - self._between_ends_s)
-        self._ended_at = now
+        # Between two ends of a model that is not full there may be a night.
+        self._ended_at = now if len(self._queue) else None
         self._queue.ended(key)
         self._freed += 1
         self._let_in()

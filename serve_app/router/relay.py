@@ -93,6 +93,7 @@ class _Watch:
         self._sent = self._loop.time()
         # Since when the engine has been silent; None while the client is the one that is waited for.
         self._silent_since: float | None = None
+        self._runs = False
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
         self._comment: asyncio.Task[None] | None = None
@@ -120,8 +121,19 @@ class _Watch:
             raise _Late(_NOT_BEGUN, min(limits), blames=False)
 
     def begin(self) -> None:
-        """The stream runs from now on."""
+        """A stream's headers have come: until its first event it hears comments, and `first` looks at the time."""
         self._task = asyncio.current_task()
+        self.client_waits()
+        self._look()
+
+    async def runs(self) -> None:
+        """The first event has come. A comment that is being said is said first."""
+        self._runs = True
+        self.engine_waits()
+        if self._comment and not self._comment.done():
+            await asyncio.wait([self._comment])
+        if self._timer:
+            self._timer.cancel()
         self._look()
 
     def engine_waits(self) -> None:
@@ -154,19 +166,20 @@ class _Watch:
     def _look(self) -> None:
         call = self._call
         silent_s = 0.0 if self._silent_since is None else self._loop.time() - self._silent_since
-        if call.idle_s is not None and silent_s >= call.idle_s:
-            self._end(_Late("The engine said nothing more", call.idle_s, blames=True))
+        idle_s, total_s = (call.idle_s, call.total_s) if self._runs else (None, None)
+        if idle_s is not None and silent_s >= idle_s:
+            self._end(_Late("The engine said nothing more", idle_s, blames=True))
             return
-        if call.total_s is not None and time.monotonic() - call.began >= call.total_s:
-            self._end(_Late("The answer was not complete", call.total_s, blames=False))
+        if total_s is not None and time.monotonic() - call.began >= total_s:
+            self._end(_Late("The answer was not complete", total_s, blames=False))
             return
         if silent_s >= call.comment_s and (self._comment is None or self._comment.done()):
             self._comment = self._loop.create_task(self._reply.comment("the engine works on it"))
         waits = [call.comment_s]
-        if call.idle_s is not None:
-            waits.append(call.idle_s - silent_s)
-        if call.total_s is not None:
-            waits.append(call.began + call.total_s - time.monotonic())
+        if idle_s is not None:
+            waits.append(idle_s - silent_s)
+        if total_s is not None:
+            waits.append(call.began + total_s - time.monotonic())
         self._timer = self._loop.call_later(max(0.01, min(waits)), self._look)
 
     def _end(self, late: _Late) -> None:
@@ -304,15 +317,17 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: En
     chunks = response.content.iter_any()
     shape, tally = call.shape, call.tally
     try:
-        # No status before the engine's first event: what fails at its first step is then still a status.
+        # No status before the engine's first event, or the first comment: what fails at its first step is then still
+        # a status.
+        watch.begin()
         chunk = await watch.first(_first_event(chunks))
         if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
             raise broken("empty stream")
         if chunk.startswith(_STREAM_ERROR):
             raise _stream_error(chunk)
+        await watch.runs()
         await reply.start_stream()
         whole = rest = b""
-        watch.begin()
         while chunk:
             watch.engine_waits()
             # Whole events only: were half of one passed on and the engine died, no valid event could follow.

@@ -1,6 +1,7 @@
 """An engine's port that answers raw bytes from a script, in pieces of the script's choosing."""
 
 import asyncio
+import contextlib
 import dataclasses
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -45,14 +46,19 @@ class Upstream:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        except asyncio.IncompleteReadError:  # a connection that was not used in the end
+            writer.close()
+            return
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
         raw = await reader.readexactly(int(headers.get("content-length", 0)))
         seen = Seen(head[0].split()[1], headers, orjson.loads(raw) if raw else None)
         self.seen.append(seen)
         self.arrived.set()
         answering = asyncio.create_task(self._answer(writer))
-        await reader.read()
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
         if not answering.done():
             seen.closed.set()
             answering.cancel()

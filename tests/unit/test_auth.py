@@ -513,3 +513,13 @@ async def test_only_an_operators_key_gives_orders() -> None:
 
 def test_digest_is_what_sha256sum_says() -> None:
     assert digest_of(OWN) == hashlib.sha256(OWN.encode()).hexdigest()
+
+
+def test_relative_path_of_the_file_is_below_the_repository_wherever_ray_runs_us(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("serve_app.config.REPOSITORY", tmp_path)
+    (tmp_path / "keys.yaml").write_text(yaml.safe_dump([entry(OWN)]))
+    monkeypatch.chdir("/")
+    keys = Keys(config(keys_file="keys.yaml"))
+    assert code(keys, bearer(OWN)) not in ("invalid_api_key", None)

@@ -130,6 +130,49 @@ async def test_silent_stream_hears_comments_and_then_its_answer_whole() -> None:
         assert [b"word" in call.events[0], b"last" in call.events[1], call.events[2]] == [True, True, b"[DONE]"]
 
 
+def prefill(until_then: asyncio.Event, end: bytes) -> Any:
+    """Headers at once, as vLLM does, and nothing more until then."""
+
+    async def script(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        await until_then.wait()
+        await _say(writer, end + b"\r\n0\r\n", size=len(end))
+
+    return script
+
+
+async def test_stream_that_waits_long_for_its_first_token_hears_comments_and_then_its_answer() -> None:
+    done = asyncio.Event()
+    sections = {"router": {"comment_s": 0.02}, "model": {"idle_timeout_s": 0.03}}
+    async with front(prefill(done, event("word") + DONE), **sections) as (app, _):
+        call = Call(app, body(stream=True))
+        await call.until(lambda call: call.body.count(b": the engine works on it\n\n") >= 3)
+        done.set()
+        await call.done()
+        assert (b"word" in call.events[0], call.events[1]) == (True, b"[DONE]")
+
+
+@pytest.mark.parametrize("end", [b'data: {"error":{"message":"no","code":400}}\n\n' + DONE, DONE])
+async def test_failure_after_such_comments_is_an_error_event_and_done(end: bytes) -> None:
+    done = asyncio.Event()
+    async with front(prefill(done, end), router={"comment_s": 0.02}) as (app, _):
+        call = Call(app, body(stream=True))
+        await call.until(lambda call: b": the engine" in call.body)
+        done.set()
+        await call.done()
+        assert "error" in orjson.loads(call.events[0])
+        assert call.events[1:] == [b"[DONE]"]
+
+
+async def test_first_token_that_does_not_come_ends_a_stream_with_comments_in_an_error_event() -> None:
+    sections = {"router": {"comment_s": 0.02}, "model": {"ttft_timeout_s": 0.15}}
+    async with front(prefill(asyncio.Event(), b""), **sections) as (app, (upstream,)):
+        call = await Call(app, body(stream=True)).done()
+        assert call.body.count(b": the engine") >= 2
+        assert orjson.loads(call.events[-2])["error"]["code"] == "timeout"
+        await closed_at_once(app, upstream)
+
+
 async def test_comments_do_not_make_a_silent_engine_look_alive() -> None:
     sections = {"model": {"idle_timeout_s": 0.15}, "router": {"comment_s": 0.02}}
     async with front(stream(event("a"), end="stall"), **sections) as (app, _):
@@ -166,7 +209,7 @@ async def test_nothing_is_said_after_the_end_of_a_stream() -> None:
 
 
 async def test_hanging_replica_is_left_alone_after_a_few_requests() -> None:
-    async with front(silent, answer(200, ANSWER), model={"ttft_timeout_s": 0.05}) as (app, (hanging, _)):
+    async with front(silent, answer(200, ANSWER), model={"ttft_timeout_s": 0.3}) as (app, (hanging, _)):
         first = [(await Call(app, body()).done()).status for _ in range(12)]
         assert first.count(504) == 3
         then = [(await Call(app, body()).done()).status for _ in range(12)]
@@ -175,7 +218,7 @@ async def test_hanging_replica_is_left_alone_after_a_few_requests() -> None:
 
 
 async def test_only_one_of_many_requests_tries_a_replica_whose_pause_is_over() -> None:
-    async with front(silent, answer(200, ANSWER), model={"ttft_timeout_s": 0.1}) as (app, (hanging, _)):
+    async with front(silent, answer(200, ANSWER), model={"ttft_timeout_s": 0.5}) as (app, (hanging, _)):
         for _ in range(3):
             app._relay.breaker.failed("hot-0", time.monotonic() - 11)  # 11 s ago
         calls = [Call(app, body()) for _ in range(20)]
