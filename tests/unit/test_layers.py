@@ -67,9 +67,7 @@ def below(name: str, package: str) -> bool:
 
 
 PURE = [
-    (name, path)
-    for name, path in modules()
-    if below(name, "serve_app.routing") or below(name, "serve_app.admission")
+    (name, path) for name, path in modules() if below(name, "serve_app.routing") or below(name, "serve_app.admission")
 ] + [
     ("serve_app.residency.policy", PACKAGE / "residency" / "policy.py"),
     ("serve_app.residency.events", PACKAGE / "residency" / "events.py"),
