@@ -336,7 +336,7 @@ async def scorer_time(threads: int, rows: list[Row]) -> None:
 
 async def evaluate(args: argparse.Namespace) -> int:
     dev = read_rows(DATA / "dev.jsonl")
-    own = [("held-out", read_rows(path)) for path in [DATA / "held_out.jsonl"] if path.exists()]
+    own = [(path.stem.replace("_", "-"), read_rows(path)) for path in sorted(DATA.glob("held_out*.jsonl"))]
     numbers: dict[str, Any] = {}
     unsafe = 0
     for scorer in args.scorer:
