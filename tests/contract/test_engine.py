@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -346,3 +347,19 @@ async def test_an_embedding_model_starts_warm_and_embeds() -> None:
     assert [len(vector) for vector in vectors] == [576, 576]
     await engine.stop()
     port.close()
+
+
+@pytest.mark.real_engine
+async def test_what_is_preloaded_exists_in_this_vllm() -> None:
+    """A renamed module is passed over at run time, and costs every cold start its import."""
+    check = (
+        "import importlib\n"
+        "from serve_app.engines import vllm\n"
+        "for name in vllm._PRELOADED:\n"
+        "    importlib.import_module(name)\n"
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", check, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    _, said = await process.communicate()
+    assert process.returncode == 0, said.decode()[-500:]
