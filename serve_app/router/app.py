@@ -113,6 +113,8 @@ class RouterApp:
         limits = Limits(self._catalog, config.conversations, config.router)
         endpoints: dict[Endpoint, ASGIApp] = {endpoint: generate(endpoint) for endpoint in PATHS}
         endpoints["responses"] = Responses(endpoints["responses"], self._store, limits)
+        # Where a layer before `Generate` may answer: only these pay for a look at every message.
+        self._layered = {PATHS["responses"], *([PATHS["chat"]] if self._store else [])}
         kept: list[Route] = []
         if self._store:
             endpoints["chat"] = ChatHistory(endpoints["chat"], self._store, limits)
@@ -177,9 +179,11 @@ class RouterApp:
                 if generates:
                     self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
                 await error_response(refusal)(scope, receive, _with_request_id(own_id, send))
-            elif generates:
-                # Says its id with everything else that the router knows of it (`Generate`).
+            elif scope["path"] in self._layered and generates:
                 await self._recorded(scope, receive, send)
+            elif generates:
+                # Says its id, and keeps its record, with everything else that is known of it (`Generate`).
+                await self._app(scope, receive, send)
             else:
                 await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
         finally:
