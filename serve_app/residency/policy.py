@@ -99,9 +99,12 @@ class _Slot:
     pinned: bool = False
     ordered: bool = False
     may_sleep: bool = True
+    ends_after_sleep: bool = False
 
     def enter(self, stage: Stage, now: float) -> None:
         self.left, self.stage, self.since = self.stage, stage, now
+        if stage is Stage.FALLING_ASLEEP:
+            self.ends_after_sleep = False
         if stage in _RISING:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
@@ -276,7 +279,11 @@ class Residency:
                 self._slots[model].may_sleep = False
                 return self._fallen(self._slots[model], Stage.STOPPED, now)
             case Slept(model):
-                return self._fallen(self._slots[model], Stage.ASLEEP, now)
+                slot = self._slots[model]
+                if slot.ends_after_sleep and not slot.claimed:
+                    self._enter(slot, Stage.UNLOADING, now)
+                    return [Unload(model), *self._make_room(now)]
+                return self._fallen(slot, Stage.ASLEEP, now)
             case SleepFailed(model):
                 slot = self._slots[model]
                 slot.may_sleep = False
@@ -410,6 +417,7 @@ class Residency:
         if slot.stage is Stage.LOADING and not slot.waiting and order is Order.UNLOAD:
             self._enter(slot, Stage.UNLOADING, now)
             return [Abandon(model)]
+        slot.ends_after_sleep = slot.stage is Stage.FALLING_ASLEEP and order is Order.UNLOAD
         if slot.waiting or slot.stage not in (Stage.AWAKE, Stage.ASLEEP):
             return []
         if order is Order.SLEEP and self._may_sleep(slot) and self._host_missing(slot.model.host_bytes) <= 0:

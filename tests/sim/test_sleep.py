@@ -275,6 +275,20 @@ def test_ordered_sleep_drains_and_refuses_nobody_who_waits() -> None:
     assert w.stage("a") is Stage.ASLEEP
 
 
+def test_model_told_to_go_while_it_falls_asleep_is_stopped_when_it_sleeps() -> None:
+    w = awake(world(sleeper("a"), host_bytes=10), "a")
+    w.begin("a")
+    w.order("a", Order.SLEEP)
+    w.order("a", Order.UNLOAD)
+    w.finish("a")
+    w.run(5)
+    assert w.stage("a") is Stage.STOPPED
+    awake(w, "a")
+    w.order("a", Order.SLEEP)
+    w.run(5)
+    assert w.stage("a") is Stage.ASLEEP
+
+
 def test_ordered_sleep_of_a_model_that_cannot_sleep_is_an_unload() -> None:
     w = awake(world(), "a")
     w.order("a", Order.SLEEP)
