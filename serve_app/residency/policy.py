@@ -281,6 +281,7 @@ class Residency:
             case Slept(model):
                 slot = self._slots[model]
                 if slot.ends_after_sleep and not slot.claimed:
+                    self._enter(slot, Stage.ASLEEP, now)  # what it holds is by now a sleeper's
                     self._enter(slot, Stage.UNLOADING, now)
                     return [Unload(model), *self._make_room(now)]
                 return self._fallen(slot, Stage.ASLEEP, now)
