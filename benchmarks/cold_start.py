@@ -4,9 +4,9 @@
     make bench-cold ARGS="--cycles 50"           50, and the memory of the pool's replica after each
     make bench-cold ARGS="--json out.json"       the raw data too
 
-The claims: the median from request to first token is at most 0.3 of a plain start of the same engine, measured beside
-it (4.5 s where that takes 15), and the replica's memory after the last cycle is within 100 MB of that after the
-first. Exit status: 0 they hold, 1 one does not, 2 it was not measured.
+The claims: the median from request to first token is at most 4.5 s (on the machine for which that was set a plain
+start takes 15 s; the one measured here stands beside it), and the replica's memory after the last cycle is within
+100 MB of that after the first. Exit status: 0 they hold, 1 one does not, 2 it was not measured.
 
 Method: `serve run` on other ports; before each start the model is unloaded by an operator's order, and the standby
 host must have its imports done (an idle machine). The client is a streaming chat request over HTTP; its first token
@@ -32,7 +32,7 @@ from benchmarks.servers import Server, Servers, StartError
 from serve_app.check import read_file
 from serve_app.config import REPOSITORY, ConfigError
 
-MAX_SHARE = 0.3
+MAX_MEDIAN_S = 4.5
 MAX_CREEP_MB = 100.0
 _POLL_S = 0.1
 _PATIENCE_S = 120.0
@@ -138,10 +138,9 @@ def report(found: dict[str, Any], plain_s: float, console: Console) -> bool:
     console.print(table)
     creep = rounds[-1]["replica_mb"] - rounds[0]["replica_mb"]
     console.print(f"plain start of vLLM's own server: {plain_s:.1f} s, {plain_s / median:.1f} times as long")
-    share = median / plain_s
-    console.print(f"median first token {median:.2f} s, {share:.2f} of the plain start (claim: at most {MAX_SHARE:g})")
+    console.print(f"median first token {median:.2f} s (claim: at most {MAX_MEDIAN_S:g})")
     console.print(f"replica's memory {creep:+.0f} MB over {len(rounds)} cycles (claim: within {MAX_CREEP_MB:g})")
-    return share <= MAX_SHARE and abs(creep) <= MAX_CREEP_MB
+    return median <= MAX_MEDIAN_S and abs(creep) <= MAX_CREEP_MB
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ another order of who goes, so that nothing else tells the two apart.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import zlib
 from collections.abc import Callable
@@ -53,7 +54,7 @@ class _Entry:
     last_used: float = 0.0
 
 
-class _Fifo:
+class _Fifo(abc.ABC):
     """What llama-swap and Ollama share: nothing sleeps, and models get room in the order in which they were asked for.
 
     `_advance` is told of every change and says what is loaded and unloaded.
@@ -106,8 +107,9 @@ class _Fifo:
         self._queue.pop(entry.model.id, None)
         return [Grant(entry.model.id)]
 
+    @abc.abstractmethod
     def _advance(self, now: float) -> list[Action]:
-        raise NotImplementedError
+        """What is to be loaded and unloaded now."""
 
     def _load(self, entry: _Entry) -> Action:
         del self._queue[entry.model.id]

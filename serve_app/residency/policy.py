@@ -547,7 +547,7 @@ class Residency:
         # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
         busy = [slot for slot in others if self._may_drain(slot, now)] if aged else []
         for awake in (idle, busy):
-            if choice := self._choose(asleep, awake, missing, host_missing):
+            if choice := self._choose(asleep, awake, missing, host_missing, now):
                 ended, let_go = choice
                 actions = [self._stop(slot, now, aged and slot.stage is Stage.AWAKE) for slot in ended]
                 for slot in let_go:
@@ -556,7 +556,7 @@ class Residency:
         return [self._give_up(slot, now) for slot in self._abandonable(others, missing, host_missing, now)]
 
     def _choose(
-        self, asleep: list[_Slot], awake: list[_Slot], missing: int, host_missing: int
+        self, asleep: list[_Slot], awake: list[_Slot], missing: int, host_missing: int, now: float
     ) -> tuple[list[_Slot], list[_Slot]] | None:
         """Whom to end, and whom to let go, for that much room; None where it is not to be had from them."""
         ended = _fewest([*asleep, *awake], host_missing, _Slot.host)
@@ -566,9 +566,14 @@ class Residency:
         awake = [slot for slot in awake if slot not in ended]
         let_go = _fewest(awake, missing, self._frees)
         if missing > 0 and not let_go:
-            # A sleeping one holds little; but that little may be what is missing.
+            # A sleeping one holds little; but that little may be what is missing. It is weighed by that little: by
+            # all its bytes the large models would go, which take longest to bring back.
             asleep = [slot for slot in asleep if slot not in ended]
-            residue, let_go = _fewest(asleep, missing - sum(map(self._frees, awake)), _Slot.memory), awake
+            worth = self._value(now, of_residue=True)
+            sleepers = [*asleep, *filter(self._may_sleep, awake)]
+            sleepers.sort(key=lambda slot: (slot.claimed, worth(slot)))
+            residue = _fewest(sleepers, missing - sum(map(self._frees, awake)), lambda slot: slot.model.asleep_bytes)
+            let_go = [slot for slot in awake if slot not in residue]
             if not residue:
                 residue, let_go = _fewest([*asleep, *awake], missing, _Slot.memory), []
             if not residue:
@@ -632,12 +637,19 @@ class Residency:
         """Accelerator bytes that an awake model gives back at least."""
         return slot.bytes - (slot.model.asleep_bytes if self._may_sleep(slot) else 0)
 
-    def _value(self, now: float, *, asleep: bool = False) -> Callable[[_Slot], tuple[int, float, float, str]]:
-        """What is lost by letting a model go, for each byte; the lowest goes first. `asleep`: as if all slept."""
+    def _value(
+        self, now: float, *, asleep: bool = False, of_residue: bool = False
+    ) -> Callable[[_Slot], tuple[int, float, float, str]]:
+        """What is lost by letting a model go, for each byte; the lowest goes first.
+
+        `asleep`: as if all slept, by the host's bytes; `of_residue`: likewise, by the accelerator's that sleepers keep.
+        """
 
         def value(slot: _Slot) -> tuple[int, float, float, str]:
-            if asleep or slot.stage is Stage.ASLEEP:
+            if asleep or of_residue or slot.stage is Stage.ASLEEP:
                 cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes + slot.model.process_bytes
+                if of_residue:
+                    size = slot.model.asleep_bytes
             else:
                 cost_s, size = (slot.wake_s if self._may_sleep(slot) else slot.load_s), slot.bytes
             return slot.model.priority, slot.rate(now) * cost_s / max(size, 1), slot.last_used, slot.model.id

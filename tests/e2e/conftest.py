@@ -126,6 +126,5 @@ def fake_client(fake: Service) -> AsyncOpenAI:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The long runs: `--overload-seconds 180`, `--grid-runs 20`."""
+    """How long the overload lasts: 180 for the long run."""
     parser.addoption("--overload-seconds", type=float, default=None, help="seconds of ten times the capacity")
-    parser.addoption("--grid-runs", type=int, default=6, help="requests for each cell of the grid")

@@ -19,6 +19,7 @@ from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
 
+RUNS = 20
 AT_ONCE = 10
 CALL = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "(Oslo|北京)"\}\}\n</tool_call>'
 SCHEMA = {
@@ -86,9 +87,8 @@ AUTO = {"messages": [QUESTION]}
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize(("thinking", "form"), [("on", ON), ("off", OFF), ("auto", AUTO)], ids=["on", "off", "auto"])
 def test_every_cell_of_the_grid_has_its_shape(
-    real: Service, thinking: str, form: dict[str, Any], stream: bool, kind: str, request: pytest.FixtureRequest
+    real: Service, thinking: str, form: dict[str, Any], stream: bool, kind: str
 ) -> None:
-    runs = int(request.config.getoption("--grid-runs"))
     fields, has_shape = KINDS[kind]
 
     def once(seed: int) -> bool:
@@ -109,8 +109,8 @@ def test_every_cell_of_the_grid_has_its_shape(
         return bool(answer.reasoning)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        thoughts = list(pool.map(once, range(runs)))
-    assert sum(thoughts) > runs / 2 if thinking == "on" else not any(thoughts)
+        thoughts = list(pool.map(once, range(RUNS)))
+    assert sum(thoughts) > RUNS / 2 if thinking == "on" else not any(thoughts)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])

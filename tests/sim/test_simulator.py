@@ -46,10 +46,8 @@ def test_nobody_starves(trace: str) -> None:
 
 @pytest.mark.parametrize("trace", ["zipf", "diurnal"])
 def test_a_third_fewer_cold_starts_and_half_the_hold_of_lru_at_the_same_memory(trace: str) -> None:
-    # The pool of `make sim`, for a day: in fewer hours what is loaded for the first time, which nobody can avoid,
-    # would be most. Smaller pools for as many models do worse: docs/residency.md.
-    scene = Scene(pool(64, 1), 8, DAY_S, 0.2, 1.0, 1)
-    ours, lru = run("ours", trace, scene), run("LRU", trace, scene)
+    # Of a day; in fewer hours what is loaded for the first time, which nobody can avoid, would be most.
+    ours, lru = simulate("ours", trace, seconds=DAY_S), simulate("LRU", trace, seconds=DAY_S)
     assert ours.cold_starts <= 0.7 * lru.cold_starts
     assert ours.hold_s(0.99) <= 0.5 * lru.hold_s(0.99)
 
