@@ -30,7 +30,7 @@ def fit(rows: list[Row], *, size: bool, strength: float) -> tuple[DictVectorizer
         [{name: value for name, value in named.items() if counts[name] >= 3} for named in found]
     )
     labels = [row.large if size else row.think for row in rows]
-    model = LogisticRegression(l1_ratio=1.0, C=strength, solver="liblinear", max_iter=2000)
+    model = LogisticRegression(l1_ratio=1.0, C=strength, solver="liblinear", max_iter=2000, random_state=0)
     model.fit(matrix, [label == 1 for label in labels])
     return vectorizer, model
 
