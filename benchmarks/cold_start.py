@@ -30,7 +30,8 @@ from rich.table import Table
 
 from benchmarks.servers import Server, Servers, StartError
 from serve_app.check import read_file
-from serve_app.config import REPOSITORY, ConfigError
+from serve_app.config import ConfigError
+from serve_app.model_schema import REPOSITORY
 
 MAX_MEDIAN_S = 4.5
 MAX_CREEP_MB = 100.0

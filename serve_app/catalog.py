@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 
-from serve_app.config import Config, Model
+from serve_app.config import Config
+from serve_app.model_schema import Model
 
 AUTO = "auto"
 

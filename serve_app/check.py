@@ -10,8 +10,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from serve_app.config import Config, ConfigError, Model, parse_config, problems_of
+from serve_app.config import Config, ConfigError, parse_config, problems_of
 from serve_app.known_models import native_context
+from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
 
 IMPORT_PATH = "serve_app.app:build"

@@ -29,8 +29,9 @@ import yaml
 from rich.console import Console
 
 from serve_app.check import DeploymentFile
-from serve_app.config import REPOSITORY, Config, Model, resolve_dir
+from serve_app.config import Config
 from serve_app.fetch import MODELS, verify
+from serve_app.model_schema import REPOSITORY, Model, resolve_dir
 
 _PR_SET_CHILD_SUBREAPER = 36
 # Ray's head, its dashboard, Serve's controller and proxy and our replicas: measured 2.0 GB on two cores.

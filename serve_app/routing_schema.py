@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 import re2
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
+
+from serve_app.strict import Strict
 
 Language = Literal["zh", "en", "mixed"]
 Size = Literal["small", "large"]
@@ -39,10 +41,6 @@ MOST_INSTRUCTIONS_OF_ALL = 50_000
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
 def checked_pattern(pattern: str) -> str:
     """The pattern, if RE2 takes it. RE2 runs in time linear to the text; what it lacks could run for ever."""
     options = re2.Options()
@@ -64,7 +62,7 @@ def checked_pattern(pattern: str) -> str:
     return pattern
 
 
-class Range(_Strict):
+class Range(Strict):
     """A count between two bounds, both included."""
 
     min: Count = 0
@@ -77,7 +75,7 @@ class Range(_Strict):
         return self
 
 
-class When(_Strict):
+class When(Strict):
     """Conditions on a request; all that are given must hold. A list holds if one of its entries does."""
 
     text: list[str] = Field(default_factory=list, description="RE2 patterns, searched in the last user message.")
@@ -149,7 +147,7 @@ def _check_at(where: str, pattern: str) -> None:
         raise ValueError(f"{where}: {error}") from None
 
 
-class Then(_Strict):
+class Then(Strict):
     """What a rule decides: whether to think, the model, or both."""
 
     thinking: bool | None = None
@@ -168,7 +166,7 @@ class Then(_Strict):
         return self
 
 
-class Rule(_Strict):
+class Rule(Strict):
     """One rule. The first that matches, by priority and then by order, decides what it names."""
 
     name: Annotated[str, Field(pattern=f"^{_NAME}$")]
@@ -177,7 +175,7 @@ class Rule(_Strict):
     then: Then
 
 
-class Scorer(_Strict):
+class Scorer(Strict):
     """Who judges what no rule decided."""
 
     kind: Literal["lexical", "embedding", "self"] = Field(
@@ -210,7 +208,7 @@ class Scorer(_Strict):
         return (self.deadline_ms or {"self": 1500.0}.get(self.kind, 40.0)) / 1000
 
 
-class Sticky(_Strict):
+class Sticky(Strict):
     """What a conversation keeps from turn to turn."""
 
     enabled: bool = True
@@ -227,7 +225,7 @@ class Sticky(_Strict):
     )
 
 
-class Shadow(_Strict):
+class Shadow(Strict):
     """Decide and record, but apply the default."""
 
     enabled: bool = False
@@ -240,7 +238,7 @@ class Shadow(_Strict):
         return self
 
 
-class RoutingSettings(_Strict):
+class RoutingSettings(Strict):
     """How the router chooses the model for `auto`, and whether it thinks, where the client said nothing."""
 
     thinking: Literal["decide", "default"] = Field(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from serve_app.config import Degrade
+from serve_app.service_schema import Degrade
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from serve_app.config import Batches
+from serve_app.service_schema import Batches
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 MAX_PROBLEMS = 100

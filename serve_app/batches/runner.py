@@ -20,8 +20,8 @@ from serve_app.batches.ledger import Result
 from serve_app.batches.plan import Bounds, Group, Line, Load, Plan, body_of, groups, lane
 from serve_app.batches.state import moved
 from serve_app.batches.store import Claim, Store
-from serve_app.config import Batches
 from serve_app.errors import ApiError, bad_request
+from serve_app.service_schema import Batches
 
 logger = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from serve_app.config import Conversations
 from serve_app.conversations.history import Entry, first_kept
+from serve_app.service_schema import Conversations
 
 logger = logging.getLogger(__name__)
 

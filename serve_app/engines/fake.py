@@ -35,8 +35,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from serve_app.config import FakeScript
 from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.model_schema import FakeScript
 
 _OVERRIDE = re.compile(r"fake\[([^\]]*)\]")
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from serve_app import log
-from serve_app.config import Config, Model
+from serve_app.config import Config
 from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
+from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
 from serve_app.residency.events import LazyModel, Limits, Order

@@ -19,9 +19,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
-from serve_app.config import Config, Model
+from serve_app.config import Config
 from serve_app.conversations.store import store_of
 from serve_app.errors import ApiError, model_not_found, unavailable
+from serve_app.model_schema import Model
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
 from serve_app.router.batches import BatchesApi, batch_store

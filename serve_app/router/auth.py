@@ -17,8 +17,10 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers
 
-from serve_app.config import Anonymous, ApiKey, Config, resolve_dir
+from serve_app.config import Config
 from serve_app.errors import ApiError
+from serve_app.model_schema import resolve_dir
+from serve_app.service_schema import Anonymous, ApiKey
 
 logger = logging.getLogger(__name__)
 

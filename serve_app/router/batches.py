@@ -12,10 +12,11 @@ from starlette.responses import Response
 from serve_app.batches.plan import ENDPOINTS
 from serve_app.batches.state import window_s
 from serve_app.batches.store import Store
-from serve_app.config import Batches, resolve_dir
 from serve_app.errors import bad_request
+from serve_app.model_schema import resolve_dir
 from serve_app.router.body import read_json
 from serve_app.router.files import answer, key_of, limit_of, listed, on
+from serve_app.service_schema import Batches
 
 _MAX_BODY_BYTES = 64 * 1024
 LONGEST_PAGE = 100

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.catalog import Catalog
-from serve_app.config import Conversations, RouterSettings
 from serve_app.conversations.answer import ChatAnswer
 from serve_app.conversations.history import (
     continues_nothing,
@@ -33,6 +32,7 @@ from serve_app.router.auth import ANONYMOUS, CALLER, Caller, given_key
 from serve_app.router.tap import DROPPED_HEADER, HEADER, UNAVAILABLE, Tap, body_of, with_body
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.routing.sticky import named_by
+from serve_app.service_schema import Conversations, RouterSettings
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from serve_app.config import Security
 from serve_app.errors import ApiError
 from serve_app.router.reply import error_response
+from serve_app.service_schema import Security
 
 
 class Cors(CORSMiddleware):

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from starlette.datastructures import Headers
 
-from serve_app.config import Model
 from serve_app.errors import ApiError
+from serve_app.model_schema import Model
 from serve_app.router.auth import digest_of, given_key
 from serve_app.router.memory import Memory
 from serve_app.router.tokens import TokenCounter

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable
 
 from serve_app.admission.pressure import shrunk_budget, wants_lighter
-from serve_app.config import Degrade, Model
+from serve_app.model_schema import Model
 from serve_app.router.decider import Decided
 from serve_app.routing.decision import Decision
+from serve_app.service_schema import Degrade
 
 # Who decided that a request thinks, where it was not the client.
 _ROUTERS_OWN = frozenset({"rule", "scorer", "sticky", "default"})

@@ -17,9 +17,9 @@ from starlette.types import Message, Receive
 
 from serve_app.batches.files import Page
 from serve_app.batches.store import Store
-from serve_app.config import Batches
 from serve_app.errors import ApiError, bad_request
 from serve_app.router.auth import CALLER, Caller
+from serve_app.service_schema import Batches
 
 _FORM_BYTES = 64 * 1024  # fields and boundaries besides the file itself
 LONGEST_PAGE = 10_000

@@ -10,8 +10,8 @@ from typing import Any
 
 from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
-from serve_app.config import Model
 from serve_app.errors import ApiError, unavailable
+from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal

@@ -16,8 +16,9 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.admission.queue import Ticket
-from serve_app.config import Anonymous, Config, Model
+from serve_app.config import Config
 from serve_app.errors import ApiError, bad_request, unavailable
+from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
 from serve_app.router.body import ClientGone, read_json
@@ -35,6 +36,7 @@ from serve_app.routing.decision import Decision
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
+from serve_app.service_schema import Anonymous
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe

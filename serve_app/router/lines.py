@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from serve_app.admission.queue import FairQueue, Ticket
-from serve_app.config import Queue
 from serve_app.errors import ApiError, unavailable
+from serve_app.model_schema import Queue
 
 # Places are freed by other Routers too, of which nobody tells us.
 _POLL_S = 0.05

@@ -22,8 +22,8 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
-from serve_app.config import RouterSettings
 from serve_app.router.protocol import FrontDoorProtocol
+from serve_app.service_schema import RouterSettings
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message, Scope
 from serve_app.batches.drive import Answer, refused
 from serve_app.batches.plan import OFFLINE_PRIORITY, Load
 from serve_app.catalog import AUTO, Catalog
-from serve_app.config import Batches
 from serve_app.errors import ApiError
 from serve_app.models.replicas import replicas_of
 from serve_app.router.auth import CALLER, Keys
@@ -21,6 +20,7 @@ from serve_app.router.fleet import Fleet
 from serve_app.router.generate import PRIORITY
 from serve_app.router.lines import Line
 from serve_app.router.relay import Relay
+from serve_app.service_schema import Batches
 
 # What replicas publish may be so old.
 _PUBLISHED_S = 2.5

@@ -6,7 +6,6 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from serve_app.config import RouterSettings
 from serve_app.errors import ApiError
 from serve_app.router.auth import CALLER
 from serve_app.router.body import ClientGone, read_json
@@ -14,6 +13,7 @@ from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain, facts_in_words
 from serve_app.router.reply import Reply
 from serve_app.routing.decision import as_json
+from serve_app.service_schema import RouterSettings
 
 
 class Preview:

@@ -14,11 +14,11 @@ from typing import Any
 import redis.asyncio
 
 from serve_app.admission.rates import WINDOW_S, Room, Sliding
-from serve_app.config import Anonymous, ApiKey
 from serve_app.errors import ApiError
 from serve_app.router.auth import Caller
 from serve_app.router.reply import retry_after
 from serve_app.router.tally import Tally
+from serve_app.service_schema import Anonymous, ApiKey
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
 
-from serve_app.config import Model
 from serve_app.errors import ApiError
+from serve_app.model_schema import Model
 from serve_app.residency.events import Order
 from serve_app.router.fleet import Fleet
 

@@ -19,8 +19,8 @@ from typing import Any, Literal
 
 import orjson
 
-from serve_app.config import Model
 from serve_app.errors import unavailable
+from serve_app.model_schema import Model
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 from serve_app.routing.outgoing import stops_of

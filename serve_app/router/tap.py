@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
-from serve_app.config import RouterSettings
 from serve_app.conversations.answer import Answer, Events
 from serve_app.errors import ApiError
 from serve_app.router.body import ClientGone, read_body
 from serve_app.router.generate import request_id
 from serve_app.router.reply import Reply
+from serve_app.service_schema import RouterSettings
 
 HEADER = "x-router-conversation"
 DROPPED_HEADER = "x-router-conversation-dropped"

@@ -15,7 +15,7 @@ import orjson
 from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer
 
-from serve_app.config import Model
+from serve_app.model_schema import Model
 from serve_app.routing.excerpt import text_of
 
 logger = logging.getLogger(__name__)

@@ -285,7 +285,7 @@ def prompts_of(facts: Facts) -> Sequence[str | list[int]]:
     if not isinstance(given, list):
         return [given] if isinstance(given, str) else []
     # What is neither an engine refuses.
-    return [given] if isinstance(given[0], int) else [one for one in given if isinstance(one, str | list)]
+    return [given] if given and isinstance(given[0], int) else [one for one in given if isinstance(one, str | list)]
 
 
 def size_of(prompt: str | list[int]) -> int:

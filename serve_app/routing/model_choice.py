@@ -10,8 +10,8 @@ import dataclasses
 import itertools
 
 from serve_app.catalog import AUTO
-from serve_app.config import Model
 from serve_app.errors import ApiError, bad_request, model_not_found
+from serve_app.model_schema import Model
 from serve_app.routing.facts import Facts
 from serve_app.routing.media import names_foreign_media
 from serve_app.routing.policy import Policy

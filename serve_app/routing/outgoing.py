@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serve_app.config import Model
+from serve_app.model_schema import Model
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts

@@ -5,7 +5,7 @@ Pure: only what it reads from the request is kept.
 
 from __future__ import annotations
 
-from serve_app.config import Model
+from serve_app.model_schema import Model
 from serve_app.routing.decision import Setting, Step
 from serve_app.routing.excerpt import Excerpt
 from serve_app.routing.facts import Facts

@@ -6,8 +6,8 @@ import dataclasses
 import re
 from typing import Any
 
-from serve_app.config import Thinking
 from serve_app.errors import bad_request
+from serve_app.model_schema import Thinking
 from serve_app.routing.facts import Facts
 
 # Qwen's soft switches count where they stand alone; the last one in the message wins, as in Qwen's own guide.

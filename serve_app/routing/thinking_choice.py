@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from serve_app.config import Model
+from serve_app.model_schema import Model
 from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.thinking import Wish
 

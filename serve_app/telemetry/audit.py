@@ -24,7 +24,8 @@ from typing import Any
 
 import orjson
 
-from serve_app.config import AuditSettings, resolve_dir
+from serve_app.model_schema import resolve_dir
+from serve_app.service_schema import AuditSettings
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from serve_app.config import resolve_dir
+from serve_app.model_schema import resolve_dir
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 

@@ -24,7 +24,7 @@ from scripted_upstream import DONE, answer, hang_up, silent, stream
 from typer.testing import CliRunner
 
 from serve_app.cli import app as cli
-from serve_app.config import AuditSettings
+from serve_app.service_schema import AuditSettings
 from serve_app.telemetry.audit import Audit, read_records, since_of, usage
 
 PROMPT = "my-private-words"

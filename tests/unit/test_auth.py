@@ -518,7 +518,7 @@ def test_digest_is_what_sha256sum_says() -> None:
 def test_relative_path_of_the_file_is_below_the_repository_wherever_ray_runs_us(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("serve_app.config.REPOSITORY", tmp_path)
+    monkeypatch.setattr("serve_app.model_schema.REPOSITORY", tmp_path)
     (tmp_path / "keys.yaml").write_text(yaml.safe_dump([entry(OWN)]))
     monkeypatch.chdir("/")
     keys = Keys(config(keys_file="keys.yaml"))

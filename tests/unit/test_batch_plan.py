@@ -23,7 +23,7 @@ from serve_app.batches.plan import (
     read_plan,
 )
 from serve_app.batches.state import FINAL, Batch, Status, ended, moved, seen, window_s
-from serve_app.config import Batches
+from serve_app.service_schema import Batches
 
 CHAT = ENDPOINTS[0]
 BOUNDS = Bounds(max_lines=10, max_line_bytes=1000, endpoint=CHAT)

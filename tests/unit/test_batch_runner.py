@@ -20,7 +20,7 @@ from serve_app.batches.plan import Line, Load
 from serve_app.batches.runner import Runner
 from serve_app.batches.state import Batch
 from serve_app.batches.store import Store
-from serve_app.config import Batches
+from serve_app.service_schema import Batches
 
 CHAT = "/v1/chat/completions"
 OK = orjson.dumps({"choices": []})

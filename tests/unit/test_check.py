@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serve_app.check import problems
-from serve_app.config import REPOSITORY
+from serve_app.model_schema import REPOSITORY
 
 DEPLOYMENTS = sorted((REPOSITORY / "deployments").glob("*.yaml"))
 

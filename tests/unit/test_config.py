@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import DEFAULT_EFFORTS, REPOSITORY, Config, ConfigError, parse_config
+from serve_app.config import Config, ConfigError, parse_config
+from serve_app.model_schema import DEFAULT_EFFORTS, REPOSITORY
 
 THINKS = {"supported": True}
 PARSERS = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from redis_server import RedisServer, redis_server
 
-from serve_app.config import Conversations
 from serve_app.conversations.history import Entry, entry_of, first_kept
 from serve_app.conversations.store import MemoryStore, RedisStore, Store, Unavailable, key_of
+from serve_app.service_schema import Conversations
 
 Make = Callable[..., Store]
 KEY = key_of("me", "chat", "one")

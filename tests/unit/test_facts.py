@@ -7,7 +7,7 @@ import pytest
 from catalogs import chat
 
 from serve_app.errors import ApiError
-from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, read_facts
+from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of, read_facts
 
 SECRET_TEXT = "patient-4711"
 
@@ -254,3 +254,8 @@ def test_last_user_text_is_read_from_any_form_of_content(content: object, text: 
 def test_largest_integers_of_json_do_not_crash(value: int) -> None:
     assert refusal(chat(temperature=value)).param == "temperature"
     assert read_facts(chat(seed=value), "chat").body["seed"] == value
+
+
+@pytest.mark.parametrize("endpoint", ["tokenize", "score", "rerank", "detokenize"])
+def test_an_empty_list_where_no_prompt_is_checked_counts_nothing(endpoint: Endpoint) -> None:
+    assert estimate_of(read_facts({"prompt": [], "messages": []}, endpoint)) == 0

@@ -16,7 +16,10 @@ PLAIN = {
     "serve_app.errors",
     "serve_app.engine_arguments",
     "serve_app.engines.base",
+    "serve_app.model_schema",
     "serve_app.routing_schema",
+    "serve_app.service_schema",
+    "serve_app.strict",
 }
 EFFECTS = {
     "ray",

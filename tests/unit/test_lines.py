@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from serve_app.config import Queue
 from serve_app.errors import ApiError
+from serve_app.model_schema import Queue
 from serve_app.router.lines import Line
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.admission.pressure import Usage, load_of, shrunk_budget, wants_lighter
-from serve_app.config import Degrade
+from serve_app.service_schema import Degrade
 
 SETTINGS = Degrade(shrink_thinking_at=0.8, thinking_budget=500, lighter_model_at=1.0)
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from starlette.types import Receive, Scope, Send
 
 from serve_app.catalog import Catalog, catalog_of
-from serve_app.config import Anonymous, Config, RouterSettings
+from serve_app.config import Config
 from serve_app.preview import PreviewError, chat_body, decide_offline, show
 from serve_app.router.auth import ANONYMOUS, CALLER, Caller
 from serve_app.router.decider import Decider
@@ -21,6 +21,7 @@ from serve_app.router.preview import Preview
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.policy import ModelState, policy_of
 from serve_app.routing_schema import RoutingSettings
+from serve_app.service_schema import Anonymous, RouterSettings
 
 FIELDS = {
     "model",

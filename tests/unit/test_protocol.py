@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from serve_app.config import RouterSettings
 from serve_app.router import protocol
 from serve_app.router.listener import Listener, PortTaken, open_port
+from serve_app.service_schema import RouterSettings
 
 JSON = b"content-type: application/json\r\n"
 

@@ -19,11 +19,11 @@ from redis_server import RedisServer, redis_server
 from scripted_upstream import DONE, answer, event, hang_up, silent, stream
 
 from serve_app.admission.rates import WINDOW_S, Sliding
-from serve_app.config import Anonymous
 from serve_app.errors import ApiError
 from serve_app.router.auth import Caller
 from serve_app.router.rates import Rates
 from serve_app.router.tally import Tally
+from serve_app.service_schema import Anonymous
 
 # One limit, in simulated time
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from catalogs import chat, decided, sent
 
-from serve_app.config import DEFAULT_EFFORTS
 from serve_app.errors import ApiError
+from serve_app.model_schema import DEFAULT_EFFORTS
 
 # Every way to say it, strongest first: source, what says yes, what says no.
 FORMS: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
