@@ -122,6 +122,7 @@ class Servers:
         raw = copy.deepcopy(file.raw)
         raw["http_options"] = {**(raw.get("http_options") or {}), "host": "127.0.0.1", "port": ingress_port}
         args = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)["args"]
+        args["audit"] = {**(args.get("audit") or {}), "directory": str(Path(self._scratch.name) / "audit")}
         args["router"] = {**(args.get("router") or {}), "host": "127.0.0.1", "port": port}
         target = Path(self._scratch.name) / file.path.name
         target.write_text(yaml.safe_dump(raw, sort_keys=False))

@@ -236,6 +236,7 @@ class RouterApp:
                     await self._store.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
+            self._audit.start()
             if self._front_door:
                 await self._decider.start()
                 background.append(asyncio.create_task(self._schedule.run()))

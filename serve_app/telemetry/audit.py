@@ -36,15 +36,22 @@ _numbers = itertools.count()
 
 
 class Audit:
-    """Writes records to the configured sink. `dropped` counts those that were not written."""
+    """Writes records to the configured sink, from `start` to `close`. `dropped` counts those that were not written."""
 
     def __init__(self, settings: AuditSettings, otlp_endpoint: str = "") -> None:
         self.dropped = 0
+        self._settings = settings
+        self._otlp_endpoint = otlp_endpoint
         self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
         self._listener: _Writer | None = None
-        if settings.sink != "none":
-            self._listener = _Writer(self._queue, _handler(settings, otlp_endpoint, self._drop), self._drop)
+
+    def start(self) -> Audit:
+        """Begin to write."""
+        if self._settings.sink != "none":
+            handler = _handler(self._settings, self._otlp_endpoint, self._drop)
+            self._listener = _Writer(self._queue, handler, self._drop)
             self._listener.start()
+        return self
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Take one record; never waits."""

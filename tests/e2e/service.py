@@ -62,6 +62,8 @@ class Service:
         self.base_url = f"http://127.0.0.1:{self.port}"
         # Short: Ray puts sockets below it, and their paths may have 107 characters.
         self.scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
+        # The one of the repository is for what people ask of it.
+        args.setdefault("audit", {"directory": str(self.scratch / "audit")})
         args.setdefault("router", {})
         args["router"] = {"port": self.port, "num_cpus": 0.1, "drain_s": 5, **args["router"]}
         args.setdefault("pool", {}).setdefault("resources", {"num_cpus": 0.1})

@@ -34,7 +34,7 @@ def deployment(tmp_path: Path, model: dict[str, Any], **args: Any) -> tuple[Path
         "name": "switchyard",
         "route_prefix": "/",
         "import_path": "serve_app.app:build",
-        "args": {"router": router, "models": [model], **args},
+        "args": {"router": router, "audit": {"directory": str(tmp_path / "audit")}, "models": [model], **args},
     }
     file = tmp_path / "deployment.yaml"
     file.write_text(

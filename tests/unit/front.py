@@ -71,6 +71,8 @@ async def front(
             ],
         )
         app = RouterApp(config, dict.fromkeys(names, "Hot"), Pool(), "test")
+        if "audit" in sections:
+            app._audit.start()
         try:
             yield app, upstreams
         finally:

@@ -195,7 +195,7 @@ def settings(directory: Path | str, **more: Any) -> AuditSettings:
 
 def on_full_disk(directory: Path) -> Audit:
     """An audit whose file is /dev/full, which takes bytes and says at the flush that there is no space."""
-    audit = Audit(settings(directory))
+    audit = Audit(settings(directory)).start()
     assert audit._listener
     handler: Any = audit._listener.handlers[0]
     handler.baseFilename = "/dev/full"
@@ -237,7 +237,7 @@ def test_what_was_counted_as_lost_does_not_come_later_in_pieces(tmp_path: Path) 
 
 
 def test_directory_that_vanished_drops_and_counts_and_comes_back(tmp_path: Path) -> None:
-    audit = Audit(settings(tmp_path / "gone"))
+    audit = Audit(settings(tmp_path / "gone")).start()
     (tmp_path / "gone").rmdir()
     audit.write({"at": 1.0})
     deadline = time.monotonic() + 5
@@ -251,7 +251,7 @@ def test_directory_that_vanished_drops_and_counts_and_comes_back(tmp_path: Path)
 
 
 def test_full_queue_drops_and_counts_and_the_end_still_writes_what_is_queued(tmp_path: Path) -> None:
-    audit = Audit(settings(tmp_path, queue=2))
+    audit = Audit(settings(tmp_path, queue=2)).start()
     assert audit._listener
     handler: Any = audit._listener.handlers[0]
     handler.acquire()  # the disk takes its time
@@ -271,7 +271,7 @@ def test_full_queue_drops_and_counts_and_the_end_still_writes_what_is_queued(tmp
 @pytest.mark.parametrize("size", [5, 50])
 def test_disk_that_hangs_does_not_hang_the_shutdown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     monkeypatch.setattr("serve_app.telemetry.audit._CLOSE_S", 0.2)
-    audit = Audit(settings(tmp_path, queue=size))
+    audit = Audit(settings(tmp_path, queue=size)).start()
     assert audit._listener
     handler: Any = audit._listener.handlers[0]
     with handler.lock, ThreadPoolExecutor() as pool:
@@ -282,7 +282,7 @@ def test_disk_that_hangs_does_not_hang_the_shutdown(tmp_path: Path, monkeypatch:
 
 
 def test_record_that_is_no_json_is_dropped_and_the_next_one_written(tmp_path: Path) -> None:
-    audit = Audit(settings(tmp_path))
+    audit = Audit(settings(tmp_path)).start()
     audit.write({"at": object()})
     audit.write({"at": 2.0})
     audit.close()
@@ -290,7 +290,7 @@ def test_record_that_is_no_json_is_dropped_and_the_next_one_written(tmp_path: Pa
 
 
 def test_files_are_rotated_and_only_so_many_kept(tmp_path: Path) -> None:
-    audit = Audit(settings(tmp_path, max_bytes=1024, keep=3))
+    audit = Audit(settings(tmp_path, max_bytes=1024, keep=3)).start()
     for number in range(200):
         audit.write({"at": float(number), "request": "x" * 50})
     audit.close()
@@ -302,7 +302,7 @@ def test_files_are_rotated_and_only_so_many_kept(tmp_path: Path) -> None:
 
 
 def test_two_audits_of_one_process_do_not_rotate_each_others_files(tmp_path: Path) -> None:
-    audits = [Audit(settings(tmp_path, max_bytes=1024, keep=100)) for _ in range(2)]
+    audits = [Audit(settings(tmp_path, max_bytes=1024, keep=100)).start() for _ in range(2)]
     for number in range(200):
         audits[number % 2].write({"at": float(number), "request": "x" * 50})
     for audit in audits:
@@ -321,8 +321,8 @@ def test_sink_none_writes_nothing(tmp_path: Path) -> None:
 
 def test_stdout_gets_one_line_for_each_record() -> None:
     code = (
-        "from serve_app.config import AuditSettings; from serve_app.telemetry.audit import Audit\n"
-        "audit = Audit(AuditSettings(sink='stdout'))\n"
+        "from serve_app.service_schema import AuditSettings; from serve_app.telemetry.audit import Audit\n"
+        "audit = Audit(AuditSettings(sink='stdout')).start()\n"
         "for n in range(3): audit.write({'at': n})\n"
         "audit.close()"
     )
@@ -364,7 +364,7 @@ def test_collector_gets_every_record_before_the_end() -> None:
     from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
     with collector() as (endpoint, bodies):
-        audit = Audit(AuditSettings(sink="otlp", otlp_endpoint=endpoint), endpoint)
+        audit = Audit(AuditSettings(sink="otlp", otlp_endpoint=endpoint), endpoint).start()
         for number in range(5):
             audit.write({"at": float(number), "key": "k", "error": None})
         audit.close()

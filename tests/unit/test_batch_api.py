@@ -57,7 +57,13 @@ def config(directory: Path | None, *, keys: Collection[str] = ()) -> Config:
         if name in keys
     ]
     return Config.model_validate(
-        {"models": models, "batches": batches, "security": {"keys": known}, "router": {"hold_s": 0.2}}
+        {
+            "models": models,
+            "audit": {"sink": "none"},
+            "batches": batches,
+            "security": {"keys": known},
+            "router": {"hold_s": 0.2},
+        }
     )
 
 

@@ -28,7 +28,9 @@ def config(port: int) -> Config:
     key = {"id": "one", "sha256": hashlib.sha256(KEY.encode()).hexdigest(), "admin": True}
     models = [{"id": "hot", "tier": "resident", "source": "org/hot", "context": 4096}]
     router = {"port": port, "drain_s": 1}
-    return Config.model_validate({"models": models, "router": router, "security": {"keys": [key]}})
+    return Config.model_validate(
+        {"models": models, "audit": {"sink": "none"}, "router": router, "security": {"keys": [key]}}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def config(*models: dict[str, Any]) -> Config:
     lazy = [
         {"id": f"m{i}", "tier": "lazy", "source": "org/m", "context": 2048, **fields} for i, fields in enumerate(models)
     ]
-    return Config.model_validate({"models": [hot, *lazy]})
+    return Config.model_validate({"models": [hot, *lazy], "audit": {"sink": "none"}})
 
 
 def times(lines: list[str], start: datetime, hours: float) -> list[str]:

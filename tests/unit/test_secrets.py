@@ -156,6 +156,7 @@ async def test_nothing_private_is_logged_recorded_or_sent_back(
         set_replicas("Hot", [Replica("hot-0", {"hot": upstream.url}, SECRET, {"hot": PublishedModel("awake")}, True)])
         set_replicas("Pool", [Replica("pool-0", {}, SECRET, {}, True)])
         app = RouterApp(config(tmp_path), {"hot": "Hot", "cold": "Pool"}, pool, "test")
+        app._audit.start()
         calls = [
             await Call(app, body, path=path, headers=headers).done()
             for body in map(_asking_for(streams=script in STREAMS), BODIES)
