@@ -46,6 +46,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import uvloop
 import yaml
 
@@ -169,10 +170,21 @@ def _start(servers: Servers, options: argparse.Namespace) -> list[Side]:
         return engine_only() | {role: pids for role, pids in roles(root).items() if role != ROUTER}
 
     sides.append(Side("router", router.url, lambda: everything[ROUTER], rest))
-    bound = pinned_to(everything[ROUTER])
-    _say(f"counted for the router: process {everything[ROUTER][0]}, bound to core {', '.join(map(str, bound))}")
-    time.sleep(_SETTLE_S)
+    _say_what_is_counted(everything)
     return sides
+
+
+def _say_what_is_counted(everything: Mapping[str, list[int]]) -> None:
+    (router,) = everything[ROUTER]
+    title = " ".join(psutil.Process(router).cmdline()).strip()
+    cores = ", ".join(map(str, sorted(pinned_to([router]))))
+    apart = ", ".join(f"{len(pids)} x {role}" for role, pids in everything.items() if role != ROUTER)
+    time.sleep(_SETTLE_S)
+    cpu = Cpu({"router": [router]})
+    time.sleep(_SETTLE_S)
+    idle = cpu.used()["router"] / _SETTLE_S
+    _say(f"counted for the router: process {router}, {title}, bound to core {cores}; idle it uses {idle:.3f} cores")
+    _say(f"counted apart: {apart}")
 
 
 def _cores() -> tuple[int, list[int]]:

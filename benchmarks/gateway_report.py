@@ -140,6 +140,7 @@ def _print_groups(results: Sequence[Result]) -> None:
 
 def _print_profile(name: str, profile: Profile) -> None:
     print(f"\n### Where the Router's time goes: {name} at 16 connections ({profile.samples} samples)\n")
+    print("Shares of the time in which it held the interpreter lock.\n")
     print("| stage | share |\n|---|---|")
     for stage, share in profile.stages:
         if share >= 0.005:

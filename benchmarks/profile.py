@@ -14,10 +14,11 @@ from pathlib import Path
 
 # Ray Serve depends on it, so it is there; looked for beside the interpreter first.
 _PROGRAM = "py-spy"
-_RATE_HZ = 400
+_RATE_HZ = 500
 _FRAME = re.compile(r"(?P<function>.+) \((?P<file>[^()]*?)(?::(?P<line>\d+))?\)")
 # The first that a stack's frame lies in, from the innermost outwards, is the stage to which a sample belongs.
 _STAGES = (
+    ("serve_app/router/listener.py", "event loop and sockets (uvloop)"),
     ("serve_app/router/", None),
     ("serve_app/routing/", "routing (facts, decision, outgoing body)"),
     ("serve_app/telemetry/", "audit, metrics, tracing"),
@@ -36,7 +37,10 @@ class ProfileError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Profile:
-    """Shares of the samples taken while the process ran Python: by stage, and by innermost function."""
+    """Shares of the samples in which the process held its interpreter lock: by stage, and by innermost function.
+
+    What the event loop does without the lock (waiting, reading sockets) is not among them.
+    """
 
     samples: int
     stages: list[tuple[str, float]]
@@ -44,7 +48,10 @@ class Profile:
 
 
 class Recording:
-    """py-spy, attached to a process until it has recorded for so long. Idle threads are not sampled."""
+    """py-spy, attached to a process until it has recorded for so long.
+
+    Only a thread that holds the interpreter lock is sampled: py-spy takes Ray's sleeping threads for busy ones.
+    """
 
     def __init__(self, pid: int, seconds: float) -> None:
         beside = Path(sys.executable).parent / _PROGRAM
@@ -53,7 +60,7 @@ class Recording:
             raise ProfileError(f"{_PROGRAM} is not installed; `pip install {_PROGRAM}` into this environment")
         self._scratch = tempfile.TemporaryDirectory(prefix="sw-profile-")
         self._raw = Path(self._scratch.name) / "raw"
-        command = [program, "record", "--pid", str(pid), "--rate", str(_RATE_HZ), "--format", "raw"]
+        command = [program, "record", "--pid", str(pid), "--rate", str(_RATE_HZ), "--format", "raw", "--gil"]
         command += ["--duration", str(max(1, round(seconds))), "--output", str(self._raw)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -89,7 +96,7 @@ def _stage(frames: Sequence[str]) -> str:
         for part, stage in _STAGES:
             if part in frame and (found := _FRAME.fullmatch(frame)):
                 return stage or "router/" + Path(found["file"]).name
-    return "event loop, sockets, Ray's threads"
+    return "other threads (Ray Serve, audit)"
 
 
 def _name(frame: str) -> str:

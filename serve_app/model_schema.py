@@ -278,9 +278,9 @@ class Model(Strict):
         """What a server of somebody else's takes nothing of is a mistake where it is said."""
         if self.tier != "resident":
             raise ValueError("tier: an external server is always there; it is resident")
-        defaults = Model.model_construct()
         ours = ("engine", "engine_env", "fake", "trust_remote_code", "replicas", "resources", "autoscaling")
-        given = [name for name in ours if getattr(self, name) not in (None, getattr(defaults, name))]
+        fields = type(self).model_fields
+        given = [name for name in ours if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
         if given:
             raise ValueError(f"{given[0]}: is for engines of ours, and an external server is none; remove it")
 
