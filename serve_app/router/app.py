@@ -33,12 +33,13 @@ from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
-from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
+from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
+from serve_app.router.record import RECORDED, refused_record, request_id
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
 from serve_app.router.responses import ResponseRoutes, Responses
