@@ -80,7 +80,15 @@ class RouterApp:
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
-        self.fleet = Fleet(self._catalog, deployments, pool, self._relay, warm_s=config.pool.ageing_s / 2)
+        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
+        self.fleet = Fleet(
+            self._catalog,
+            deployments,
+            pool,
+            self._relay,
+            queued=lambda model_id: len(self._lines[model_id]),
+            warm_s=config.pool.ageing_s / 2,
+        )
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
         self._open = 0
@@ -94,7 +102,6 @@ class RouterApp:
 
         self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
-        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -317,6 +324,8 @@ class RouterApp:
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,
+            "waiting": status.waiting,
+            "kv_cache": status.kv_cache,
             "place": status.place,
             "expected_wake_s": status.expected_wake_s if waking else 0,
             "load_s": status.expected_load_s,
