@@ -26,7 +26,7 @@ from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
-from serve_app.router.lines import Line
+from serve_app.router.lines import Line, Updates
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay, broken
@@ -233,6 +233,7 @@ class Generate:
         deadline = time.monotonic() + patience_s
         line = self._lines[model.id]
         ticket: Ticket | None = None
+        updates = Updates(reply, model.id, self._settings.comment_s)
         tried: set[str] = set()
         wakes = 0
         deaths = 0
@@ -257,7 +258,7 @@ class Generate:
                 self._fleet.spread(model, tried)
                 queued = time.monotonic()
                 try:
-                    ticket = await line.turn(asked.caller.id, asked.priority, ticket)
+                    ticket = await line.turn(asked.caller.id, asked.priority, ticket, updates)
                 finally:
                     asked.queued_s += time.monotonic() - queued
                 tried.clear()
