@@ -238,6 +238,7 @@ class Generate:
         wakes = 0
         deaths = 0
         full = False
+        told: ApiError | None = None
         queues = len(line) > 0  # who came before goes before
         await self._fleet.until_known(model)
         while True:
@@ -265,7 +266,7 @@ class Generate:
                 full = queues = False
                 continue
             if target is None:
-                raise broken("died") if deaths else self._absent(model)
+                raise told or (broken("died") if deaths else self._absent(model))
             line.started(asked.caller.id)
             asked.sent_at = time.monotonic()
             served = True
@@ -281,6 +282,7 @@ class Generate:
                 if not not_served.died:
                     tried.add(target.replica_id)
                 full = full or not_served.reason == "full"
+                told = not_served.told or told
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
             finally:

@@ -41,7 +41,7 @@ class TokenCounter:
 
     async def count(self, model: Model, body: dict[str, Any]) -> int | None:
         """Tokens of the prompt, None where the tokenizer is not at hand."""
-        if model.fake:
+        if not model.source:
             return None
         return await asyncio.to_thread(self._count, model, body)
 
