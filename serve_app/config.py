@@ -225,6 +225,7 @@ class Config(Strict):
             max_ongoing=model.max_ongoing_requests,
             load_timeout_s=model.load_timeout_s,
             steer_timeout_s=model.sleep.timeout_s,
+            kv_cache_limit=model.kv_cache_limit,
         )
 
     def sleeps(self, model: Model) -> bool:

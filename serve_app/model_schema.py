@@ -107,6 +107,7 @@ class FakeScript(Strict):
     tokens: int = 16
     text: str = ""
     reasoning: str = ""
+    kv_places: int = 0
     fail_at: int = -1
     die_at: int = -1
     stall_at: int = -1
@@ -197,6 +198,11 @@ class Model(Strict):
         256, description="Requests in flight in one replica; the next is refused with 503, exactly."
     )
     queue: Queue = Queue()
+    kv_cache_limit: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="From this part of its KV cache in use on, and while a request waits for it, an engine takes no"
+        " more: they wait in the queue. Unset: they wait in the engine.",
+    )
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="Longer prompts are refused with 400 (by estimate, near the limit by count)."
     )

@@ -21,11 +21,13 @@ _API = "/v1"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """One model on one replica, as its replica last published it."""
+    """One model on one replica, as its replica last published it. `kv_cache`, `waiting`: see `EngineLoad`."""
 
     state: str
     progress: float = 0.0
     in_flight: int = 0
+    kv_cache: float = 0.0
+    waiting: int = 0
     expected_load_s: float = 0.0
     expected_wake_s: float = 0.0
     loads: int = 0

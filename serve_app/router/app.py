@@ -34,12 +34,13 @@ from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
-from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
+from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
+from serve_app.router.record import RECORDED, refused_record, request_id
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
 from serve_app.router.responses import ResponseRoutes, Responses
@@ -80,7 +81,15 @@ class RouterApp:
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
-        self.fleet = Fleet(self._catalog, deployments, pool, self._relay, warm_s=config.pool.ageing_s / 2)
+        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
+        self.fleet = Fleet(
+            self._catalog,
+            deployments,
+            pool,
+            self._relay,
+            queued=lambda model_id: len(self._lines[model_id]),
+            warm_s=config.pool.ageing_s / 2,
+        )
         self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
@@ -95,7 +104,6 @@ class RouterApp:
 
         self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
-        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -319,6 +327,8 @@ class RouterApp:
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,
+            "waiting": status.waiting,
+            "kv_cache": status.kv_cache,
             "place": status.place,
             "expected_wake_s": status.expected_wake_s if waking else 0,
             "load_s": status.expected_load_s,

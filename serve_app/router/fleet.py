@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+from serve_app.admission.kv_cache import is_full
 from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
+from serve_app.engines.base import EngineLoad
 from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
@@ -60,6 +62,7 @@ class FleetView(Mapping[str, ModelState]):
 class Fleet:
     """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
+    `queued`: how many requests wait in this process for a place of a model's engine, by its id.
     `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
     from a model that is in use.
     """
@@ -71,12 +74,14 @@ class Fleet:
         pool: PoolCalls,
         relay: Relay,
         *,
+        queued: Callable[[str], int] = lambda model_id: 0,
         warm_s: float = 30.0,
     ) -> None:
         self._catalog = catalog
         self._deployments = deployments
         self._relay = relay
         self._pool = pool
+        self._queued = queued
         self.cold = ColdStarts(pool)
         self._warm_s = warm_s
         self._warming: dict[str, asyncio.Task[None]] = {}
@@ -145,6 +150,8 @@ class Fleet:
             state=best.state,
             progress=max(found.progress for found in states),
             in_flight=self._sent(model) if model.external else sum(found.in_flight for found in states),
+            kv_cache=max(found.kv_cache for found in states),
+            waiting=sum(found.waiting for found in states),
             expected_load_s=best.expected_load_s,
             expected_wake_s=best.expected_wake_s,
             loads=sum(found.loads for found in states),
@@ -210,8 +217,17 @@ class Fleet:
             logger.warning("%s could not be spread: %s", model.id, type(error).__name__)
 
     def load(self, model: Model) -> float:
-        """How loaded the model's engines are: 1 where every place of every replica is taken."""
+        """How loaded the model's engines are: 1 where every place of every replica is taken, more where some wait."""
         model = self.engine_of(model)
+        return load_of(self._usages(model), self._queued(model.id))
+
+    def kv_cache_full(self, model: Model) -> bool:
+        """Whether requests wait for KV cache on every engine of the model, by what they published."""
+        model = self.engine_of(model)
+        usages = self._usages(model)
+        return bool(usages) and all(is_full(usage.engine, model.kv_cache_limit) for usage in usages)
+
+    def _usages(self, model: Model) -> list[Usage]:
         usages = []
         for replica in self._replicas(model):
             if self._awake(replica, model):
@@ -219,8 +235,9 @@ class Fleet:
                 in_flight = published.in_flight if published else 0
                 if model.tier == "resident":
                     in_flight = max(in_flight, self._relay.in_flight[replica.id])
-                usages.append(Usage(in_flight, model.max_ongoing_requests))
-        return load_of(usages)
+                engine = EngineLoad(published.kv_cache, 0, published.waiting) if published else EngineLoad()
+                usages.append(Usage(in_flight, model.max_ongoing_requests, engine, model.kv_cache_limit))
+        return usages
 
     def warm(self, model: Model) -> None:
         """Have a model loaded in the background, once; nobody is told how it went."""
