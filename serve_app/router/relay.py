@@ -245,7 +245,7 @@ class Relay:
                 trace_request_ctx=_Connection(),
             ) as response:
                 return response.status
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, OSError):
             return 0
 
     async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
