@@ -73,8 +73,9 @@ async def card(app: RouterApp, fulfils: Callable[[dict[str, Any]], object]) -> d
     return found
 
 
-async def ready(app: RouterApp) -> int:
-    return (await Call(app, path="/ready", method="GET").done()).status
+async def ready(app: RouterApp) -> tuple[int, str]:
+    call = await Call(app, path="/ready", method="GET").done()
+    return call.status, call.json["models"][NAME]
 
 
 async def test_it_gets_its_own_name_for_the_model_its_key_and_nothing_of_the_clients_key(
@@ -291,15 +292,15 @@ async def test_the_places_of_one_router_are_exact() -> None:
 async def test_ready_says_how_it_is_and_a_dead_one_is_a_503() -> None:
     async with Upstream(answer(200, ANSWER)) as theirs, routed(config(url(theirs))) as app:
         await in_state(app, "awake")
-        assert await ready(app) == 200
+        assert await ready(app) == (200, "awake")
         theirs.script = answer(500, {})
         assert (await in_state(app, "failed"))["failure"] == "it answers 500 to /v1/models"
-        assert await ready(app) == 503
+        assert await ready(app) == (503, "failed")
         theirs.script = answer(401, {})
         await card(app, lambda found: found.get("failure") == "it refuses the router's key")
         theirs.script = answer(200, ANSWER)
         await in_state(app, "awake")
-        assert await ready(app) == 200
+        assert await ready(app) == (200, "awake")
     async with routed(config("http://127.0.0.1:1/v1")) as app:
         assert (await in_state(app, "failed"))["failure"] == "it does not answer"
         call = await Call(app, body(model=NAME)).done()
