@@ -2,6 +2,7 @@
 
     make bench-gateway                               all of it, about ten minutes
     make bench-gateway ARGS="--profile"              where the time goes, too
+    make bench-gateway ARGS="--bare --connections 16 --seconds 1 --profile"   while working on the data path
     make bench-gateway ARGS="--quick"                has it become slower? half a minute of load
     make bench-gateway ARGS="--json out.json"        the raw data, too
 
@@ -11,7 +12,8 @@ Method
 - The router is `serve run` of deployments/local.yaml with one model, `external`, in the place of its own: routing
   (every request asks for `auto`), admission, audit and metrics are on. Direct, nginx and the router have the very same
   engine process behind them (`instant_engine`). With --replica the router's engine is the scripted one instead, in a
-  model replica of its own, with its gate and uvicorn: slower, and nearer to real ones.
+  model replica of its own, with its gate and uvicorn: slower, and nearer to real ones. With --bare the Router runs
+  without Ray: it starts in seconds, and is not what is shipped.
 - Load is a closed loop: each connection sends its next request when its last reply is complete. Every token of every
   reply is checked; one wrong reply fails the run.
 - CPU is what the gateway's own processes use, all threads, by the scheduler's count: for the router its one Serve
@@ -101,7 +103,8 @@ def main() -> int:
     except KeyboardInterrupt:
         print("interrupted; everything is stopped", file=sys.stderr)
         return 130
-    holds = print_report(results, profiles, options.connections)
+    how = "The Router ran without Ray: not what is shipped.\n" if options.bare else ""
+    holds = print_report(results, profiles, options.connections, how)
     if options.json:
         data = [dataclasses.asdict(result) for result in results]
         options.json.write_text(json.dumps({"machine": _machine(), "results": data}, indent=1) + "\n")
@@ -118,6 +121,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4.0, help="of load in each run (default 4)")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64], help="default: 1 16 64")
     parser.add_argument("--replica", action="store_true", help="the router's engine runs in a model replica of its own")
+    parser.add_argument("--bare", action="store_true", help="the Router without Ray, for work on the data path")
     parser.add_argument("--profile", action="store_true", help="py-spy on the Router replica, in runs of their own")
     parser.add_argument("--quick", action="store_true", help="compare CPU per request with the stored ratio")
     parser.add_argument("--store", action="store_true", help="with --quick: store the ratio instead")
@@ -125,6 +129,10 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.rounds < 1 or options.seconds <= 0 or min(options.connections) < 1:
         parser.error("rounds, seconds and connections must be more than 0")
+    if options.bare and (options.replica or options.quick):
+        parser.error(
+            "--bare goes with neither --replica nor --quick: there is no replica, and it is not what is shipped"
+        )
     if options.store and not options.quick:
         parser.error("--store goes with --quick")
     return options
@@ -158,7 +166,8 @@ def _start(servers: Servers, options: argparse.Namespace) -> list[Side]:
         _say("nginx is not installed (`apt-get install nginx-light`): it is left out")
     _say("starting the service")
     with tempfile.TemporaryDirectory() as scratch:
-        router = servers.service(read_file(_deployment(Path(scratch), engine, replica=options.replica)), _front_door())
+        file = read_file(_deployment(Path(scratch), engine, replica=options.replica))
+        router = servers.service(file, _front_door(), bare=options.bare)
     root = router.process.pid
     everything = roles(root)
     if len(everything.get(ROUTER, ())) != 1:

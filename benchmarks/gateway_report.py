@@ -74,14 +74,16 @@ class Table:
         return any((result.kind, result.connections) == (kind, connections) for result in self._results)
 
 
-def print_report(results: Sequence[Result], profiles: Mapping[str, Profile], connections: Sequence[int]) -> bool:
-    """Print it; whether what is wanted holds."""
+def print_report(
+    results: Sequence[Result], profiles: Mapping[str, Profile], connections: Sequence[int], how: str
+) -> bool:
+    """Print it; whether what is wanted holds. `how`: what is to be known of how it was measured."""
     table = Table(results)
     sides = list(dict.fromkeys(result.side for result in results if result.round == 0))
     print("## What the gateway costs\n")
     print(
         f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()},"
-        f" {time.strftime('%Y-%m-%d %H:%M')}; median of {1 + max(result.round for result in results)} rounds.\n"
+        f" {time.strftime('%Y-%m-%d %H:%M')}; median of {1 + max(result.round for result in results)} rounds.\n{how}"
     )
     print(
         "| request | connections | side | CPU ms a request | requests/s | p50 ms | p99 ms | TTFT p50 ms"

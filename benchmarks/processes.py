@@ -25,6 +25,8 @@ def roles(root: int) -> dict[str, list[int]]:
 def _role(command: str) -> str:
     if "ServeReplica:" in command:
         return ROUTER if command.split("ServeReplica:")[1].split()[0].endswith(":Router") else "model replica"
+    if "benchmarks.bare_router" in command:
+        return ROUTER
     if "serve_app.engines.host" in command:
         return "engine of the model replica"
     if "ServeController" in command or "ProxyActor" in command or "serve run" in command:

@@ -148,8 +148,11 @@ class Servers:
         config.write_text(_NGINX.format(scratch=scratch, port=port, upstream=upstream.url.removeprefix("http://")))
         return self._start("nginx", [program, "-p", str(scratch), "-c", str(config)], {}, port, "/health")
 
-    def service(self, file: DeploymentFile, port: int | None = None) -> Server:
-        """`serve run` of the same file on other ports; the front door on `port`, if one is given."""
+    def service(self, file: DeploymentFile, port: int | None = None, *, bare: bool = False) -> Server:
+        """`serve run` of the same file on other ports; the front door on `port`, if one is given.
+
+        `bare`: its Router alone, without Ray.
+        """
         port, ingress_port = port or next(self._ports), next(self._ports)
         raw = copy.deepcopy(file.raw)
         raw["http_options"] = {**(raw.get("http_options") or {}), "host": "127.0.0.1", "port": ingress_port}
@@ -158,6 +161,9 @@ class Servers:
         args["router"] = {**(args.get("router") or {}), "host": "127.0.0.1", "port": port}
         target = Path(self._scratch.name) / file.path.name
         target.write_text(yaml.safe_dump(raw, sort_keys=False))
+        if bare:
+            command = [sys.executable, "-m", "benchmarks.bare_router", str(target)]
+            return self._start("router", command, {}, port, "/ready")
         command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(target)]
         environment = {
             "RAY_TMPDIR": self._scratch.name,
