@@ -32,6 +32,7 @@ from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay, broken
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
+from serve_app.router.tokens import most_tokens
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
@@ -203,11 +204,13 @@ class Generate:
         """Hold the request to the model's own limits. Raises `ApiError` (400)."""
         facts = decided.facts
         estimate = estimate_of(facts)
-        if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
-            tokens = await self._decider.tokens(decided, model)
+        # Counted unless it cannot be too long. An estimate is no judge of that: digits have four times as many tokens.
+        if model.max_prompt_tokens is not None and most_tokens(len(_encoded(body))) > model.max_prompt_tokens:
+            tokens, exact = await self._decider.tokens(decided, model, body)
             if tokens > model.max_prompt_tokens:
+                size = tokens if exact else f"about {tokens}"
                 raise bad_request(
-                    f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
+                    f"The prompt has {size} tokens; {model.id} takes {model.max_prompt_tokens} here.",
                     _PROMPT_FIELDS[self._endpoint],
                     "context_length_exceeded",
                 )
