@@ -151,8 +151,8 @@ class Decider:
             counted = await self._counter.count(model, chat)
             return (facts.excerpt.prompt_tokens, False) if counted is None else (counted, True)
         prompts = prompts_of(facts)
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        given = max((len(prompt) for prompt in prompts if not isinstance(prompt, str)), default=0)
+        texts = [prompt for prompt in prompts if not isinstance(prompt, list)]
+        given = max((len(prompt) for prompt in prompts if isinstance(prompt, list)), default=0)
         special = facts.body.get("add_special_tokens") is not False
         counted = await self._counter.longest(model, texts, special=special) if texts else 0
         if counted is None:

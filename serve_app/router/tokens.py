@@ -25,6 +25,8 @@ from serve_app.routing.excerpt import text_of
 
 logger = logging.getLogger(__name__)
 
+_Text = str | tuple[str, str]
+
 # What a chat template adds around a message, at most, in tokens (Qwen3: 5; a tool preamble: about 130).
 _PER_MESSAGE = 5
 _TOOL_PREAMBLE = 130
@@ -56,8 +58,11 @@ class TokenCounter:
         """Tokens of a chat's prompt, None where the tokenizer is not at hand."""
         return None if model.fake else await asyncio.to_thread(self._count, model, body)
 
-    async def longest(self, model: Model, texts: Sequence[str], *, special: bool = True) -> int | None:
-        """Tokens of the longest of these prompts, likewise. `special`: with those that the tokenizer adds (BOS)."""
+    async def longest(self, model: Model, texts: Sequence[_Text], *, special: bool = True) -> int | None:
+        """Tokens of the longest of these texts, or pairs of texts, likewise.
+
+        `special`: with those that the tokenizer adds, before the text (BOS) or between two.
+        """
         if model.fake:
             return None
 
@@ -119,7 +124,7 @@ class TokenCounter:
             return None
 
 
-def _sizes(tokenizer: Tokenizer, texts: Sequence[str], *, special: bool = False) -> list[int]:
+def _sizes(tokenizer: Tokenizer, texts: Sequence[_Text], *, special: bool = False) -> list[int]:
     return [len(encoded.ids) for encoded in tokenizer.encode_batch(list(texts), add_special_tokens=special)]
 
 

@@ -113,6 +113,11 @@ def test_no_prompt_has_more_tokens_than_its_body_has_bytes(text: str) -> None:
     assert len(BYTES.encode(text).ids) <= most_tokens(len(sent.encode(errors="surrogatepass")))
 
 
+async def test_pairs_are_counted_as_one_prompt_each(directory: Path) -> None:
+    assert await TokenCounter("").longest(model(directory), [("one", "two three"), ("one", "two")]) == 3
+    assert await TokenCounter("").longest(model(directory), [("one", "two three")], special=False) == 3
+
+
 OK = answer(200, {"choices": []})
 
 
