@@ -77,6 +77,11 @@ class Config(Strict):
         for index, model in enumerate(self.models):
             if model.base and model.base not in engines:
                 raise ValueError(f"models[{index}].base: {model.base} is not the id of a model with an engine here")
+            if model.base and engines[model.base].external:
+                raise ValueError(
+                    f"models[{index}].base: {model.base} is an external server, whose adapters are models of their own;"
+                    " give this one `external`, too"
+                )
             if model.base and model.tier != engines[model.base].tier:
                 raise ValueError(f"models[{index}].tier: an adapter has its base's: {engines[model.base].tier}")
         return self

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from serve_app.engines.base import SECRET_HEADER
+
 # How often Serve asks replicas for what they publish; what the Router shows is at most about twice as old.
 PUBLISH_EVERY_S = 0.5
+_API = "/v1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,6 +40,20 @@ class PublishedModel:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Foreign:
+    """What is different about a server that is not ours. `api`: the path that stands for `/v1`.
+
+    No gate is before it: `places` is how many requests one Router has in flight there at most.
+    """
+
+    api: str
+    places: int
+    connect_timeout_s: float
+    key: str = dataclasses.field(default="", repr=False)
+    tls: ssl.SSLContext | None = dataclasses.field(default=None, repr=False)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Replica:
     """One running replica: where its engines listen, the secret they ask for, and what it publishes."""
 
@@ -46,6 +64,11 @@ class Replica:
     moving: bool
     used_bytes: int = 0
     limit_bytes: int = 0
+    foreign: Foreign | None = None
+
+    def target(self, model: str) -> Target:
+        """Its engine of that model."""
+        return Target(self.id, self.urls[model], self.secret, self.foreign)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +77,26 @@ class Target:
 
     replica_id: str
     url: str
-    secret: str
+    secret: str = dataclasses.field(repr=False)
+    foreign: Foreign | None = None
+
+    def at(self, path: str) -> str:
+        """The address of one of an engine's paths."""
+        if self.foreign and path.startswith(_API):
+            return self.url + self.foreign.api + path[len(_API) :]
+        return self.url + path
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The header by which the engine knows us."""
+        if self.foreign is None:
+            return {SECRET_HEADER: self.secret}
+        return {"authorization": f"Bearer {self.foreign.key}"} if self.foreign.key else {}
+
+    def without_key(self, text: str) -> str:
+        """What a server that is not ours says, should it quote our key."""
+        key = self.foreign.key if self.foreign else ""
+        return text.replace(key, "***") if key else text
 
 
 def metadata(urls: Mapping[str, str], secret: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
+from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView
 from serve_app.router.generate import PATHS, Generate
@@ -89,6 +90,7 @@ class RouterApp:
             queued=lambda model_id: len(self._lines[model_id]),
             warm_s=config.pool.ageing_s / 2,
         )
+        self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
         self._open = 0
@@ -248,6 +250,7 @@ class RouterApp:
             if self._front_door:
                 await self._decider.start()
                 background.append(asyncio.create_task(self._schedule.run()))
+                background.append(asyncio.create_task(self._externals.run()))
                 if self._runner:
                     background.append(asyncio.create_task(self._runner.run()))
             await send({"type": "lifespan.startup.complete"})

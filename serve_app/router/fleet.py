@@ -96,11 +96,7 @@ class Fleet:
         """An engine that may answer for the model; None if this process knows of none that was not tried."""
         model = self.engine_of(model)
         replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
-        awake = {
-            replica.id: Target(replica.id, replica.urls[model.id], replica.secret)
-            for replica in replicas
-            if self._awake(replica, model)
-        }
+        awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
         if last := self.cold.last(model.id):
             if (replicas or self._empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
                 self.cold.forget(model.id)
@@ -111,7 +107,7 @@ class Fleet:
         found = (shunned and choose(awake.values(), load, {*tried, *shunned})) or choose(awake.values(), load, tried)
         if found is None and model.tier == "resident":
             # What is published is up to a second old, and a port that nobody listens on says so at once.
-            every = (Target(replica.id, replica.urls[model.id], replica.secret) for replica in replicas)
+            every = (replica.target(model.id) for replica in replicas)
             found = choose(every, self._relay.in_flight.__getitem__, tried)
         return found
 
@@ -153,7 +149,7 @@ class Fleet:
         return PublishedModel(
             state=best.state,
             progress=max(found.progress for found in states),
-            in_flight=sum(found.in_flight for found in states),
+            in_flight=self._sent(model) if model.external else sum(found.in_flight for found in states),
             kv_cache=max(found.kv_cache for found in states),
             waiting=sum(found.waiting for found in states),
             expected_load_s=best.expected_load_s,
@@ -166,6 +162,9 @@ class Fleet:
             pinned=any(found.pinned for found in states),
             phases=best.phases,
         )
+
+    def _sent(self, model: Model) -> int:
+        return sum(self._relay.in_flight[replica.id] for replica in self._replicas(model))
 
     async def order(self, model: Model, order: Order) -> None:
         """Have an operator's order carried out: a load where it is best, the rest wherever the model is up.
@@ -266,6 +265,9 @@ class Fleet:
         return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}
 
     async def _answers(self, model: Model) -> bool:
+        if model.external:
+            # `Externals` asks them all the time, and not oftener than a probe comes by.
+            return self.status(model).state == "awake"
         target = self.target(model)
         return target is not None and await self._relay.healthy(target, _PROBE_TIMEOUT_S)
 

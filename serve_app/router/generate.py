@@ -211,7 +211,7 @@ class Generate:
         most_prompt = model.max_prompt_tokens if self._endpoint in _PROMPT_FIELDS else None
         # Counted unless it cannot be too long. An estimate is no judge of that: digits have four times as many tokens.
         if most_prompt is not None and most_tokens(len(_encoded(body))) > most_prompt:
-            tokens, exact = await self._decider.tokens(decided, model, body)
+            tokens, exact = await self._decider.tokens(decided, self._fleet.engine_of(model), body)
             if tokens > most_prompt:
                 size = tokens if exact else f"about {tokens}"
                 raise bad_request(
@@ -246,6 +246,7 @@ class Generate:
         wakes = 0
         deaths = 0
         full = False
+        told: ApiError | None = None
         queues = len(line) > 0  # who came before goes before
         await self._fleet.until_known(model)
         while True:
@@ -273,7 +274,7 @@ class Generate:
                 full = queues = False
                 continue
             if target is None:
-                raise broken("died") if deaths else self._absent(model)
+                raise told or (broken("died") if deaths else self._absent(model))
             line.started(asked.caller.id)
             asked.sent_at = time.monotonic()
             served = True
@@ -289,6 +290,7 @@ class Generate:
                 if not not_served.died:
                     tried.add(target.replica_id)
                 full = full or not_served.reason == "full"
+                told = not_served.told or told
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
             finally:

@@ -9,13 +9,15 @@ import time
 from typing import Any
 
 _USAGE = b'"usage":{'
+# As servers that are not ours may write it.
+_SPACED_USAGE = b'"usage": {'
 # vLLM's last event before [DONE] where the usage is asked for. An answer's text cannot hold it: its quotes are escaped.
 _USAGE_EVENT = b'"choices":[]'
 # The same of the Responses API; there it is part of an event that clients need.
 _RESPONSE_EVENT = b'"type":"response.completed"'
 _END = b"\n\n"
 _TAIL_BYTES = 2048
-_FINISH = re.compile(rb'"finish_reason":"([a-z_]{1,32})"')
+_FINISH = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
 # How vLLM's answer of /tokenize begins.
 _COUNT = re.compile(rb'\{"count":(\d{1,9}),"max_model_len":')
 _decoder = json.JSONDecoder()
@@ -76,10 +78,10 @@ class Tally:
 
     def _read(self, data: bytes) -> None:
         at = data.rfind(_USAGE)
-        if at < 0:
+        if at < 0 and (at := data.rfind(_SPACED_USAGE)) < 0:
             return
         try:
-            usage, _ = _decoder.raw_decode(data[at + len(_USAGE) - 1 :].decode())
+            usage, _ = _decoder.raw_decode(data[data.index(b"{", at) :].decode())
         except ValueError:
             return
         prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")

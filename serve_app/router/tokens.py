@@ -56,14 +56,14 @@ class TokenCounter:
 
     async def count(self, model: Model, body: dict[str, Any]) -> int | None:
         """Tokens of a chat's prompt, None where the tokenizer is not at hand."""
-        return None if model.fake else await asyncio.to_thread(self._count, model, body)
+        return await asyncio.to_thread(self._count, model, body) if model.source else None
 
     async def longest(self, model: Model, texts: Sequence[_Text], *, special: bool = True) -> int | None:
         """Tokens of the longest of these texts, or pairs of texts, likewise.
 
         `special`: with those that the tokenizer adds, before the text (BOS) or between two.
         """
-        if model.fake:
+        if not model.source:
             return None
 
         def count() -> int | None:

@@ -15,6 +15,7 @@ PLAIN = {
     "serve_app.catalog",
     "serve_app.errors",
     "serve_app.engine_arguments",
+    "serve_app.external_schema",
     "serve_app.engines.base",
     "serve_app.model_schema",
     "serve_app.routing_schema",
