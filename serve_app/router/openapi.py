@@ -231,8 +231,8 @@ _SCHEMAS: dict[str, Schema] = {
         state=_TEXT,
         progress=_NUMBER,
         in_flight=_SIZE,
-        waiting={**_SIZE, "description": "In the engine, for KV cache or their turn."},
-        kv_cache={**_NUMBER, "description": "Part in use, from 0 to 1."},
+        waiting=_SIZE,
+        kv_cache=_NUMBER,
         place={**_SIZE, "description": "In the queue for memory."},
         expected_wake_s=_NUMBER,
         load_s=_NUMBER,
@@ -339,13 +339,12 @@ def _files_and_batches() -> Schema:
 
 def document(*, keeps: bool) -> Schema:
     """The whole document. `keeps`: conversations are."""
+    cancel = {"summary": "None can be.", "parameters": [_ID], "responses": _answers("Error", 400)}
     kept = {
         "/v1/router/conversations/{id}": _kept("conversation", "Conversation"),
         "/v1/responses/{id}": _kept("response", "Answer"),
         "/v1/responses/{id}/input_items": _get("What it is made from.", "Items", parameters=[_ID, _SORT, *_page(100)]),
-        "/v1/responses/{id}/cancel": {
-            "post": {"summary": "None can be.", "parameters": [_ID], "responses": _answers("Error", 400)}
-        },
+        "/v1/responses/{id}/cancel": {"post": cancel},
     }
     return {
         "openapi": "3.1.0",
