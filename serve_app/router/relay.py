@@ -215,7 +215,7 @@ class Relay:
             async with asyncio.timeout(timeout_s):
                 with await self._upstream.get(target, path) as answer:
                     return answer.status
-        except (UpstreamError, TimeoutError):
+        except (UpstreamError, OSError):
             return 0
 
     async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
