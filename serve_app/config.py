@@ -123,6 +123,17 @@ class Config(Strict):
         return self
 
     @model_validator(mode="after")
+    def _drains(self) -> Self:
+        """A model that says how long its answers may take is promised so long, on an upgrade or a scale-down too."""
+        for index, model in enumerate(self.models):
+            if model.total_timeout_s is not None and model.total_timeout_s > self.router.drain_s:
+                raise ValueError(
+                    f"models[{index}].total_timeout_s: {model.total_timeout_s:g} is more than router.drain_s:"
+                    f" {self.router.drain_s:g}; an upgrade or a scale-down would cut such an answer: raise drain_s"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _schedule(self) -> Self:
         try:
             ZoneInfo(self.pool.timezone)

@@ -204,7 +204,7 @@ class Model(Strict):
         " more: they wait in the queue. Unset: they wait in the engine.",
     )
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Longer prompts are refused with 400 (by estimate, near the limit by count)."
+        None, description="Longer prompts are refused with 400: by count, or by estimate without a tokenizer here."
     )
     max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="A larger max_tokens is refused with 400, and one that is not given is this."

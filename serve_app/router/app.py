@@ -133,6 +133,8 @@ class RouterApp:
             kept = [
                 Route("/v1/router/conversations/{id:path}", chats.read, methods=["GET"]),
                 Route("/v1/router/conversations/{id:path}", chats.delete, methods=["DELETE"]),
+                Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+                Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
                 Route("/v1/responses/{id}", responses.read, methods=["GET"]),
                 Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
             ]

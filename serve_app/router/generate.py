@@ -32,6 +32,8 @@ from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay, broken
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
+from serve_app.router.tokens import most_tokens
+from serve_app.router.wire import WIRE
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
@@ -56,6 +58,8 @@ _PROMPT_FIELDS: dict[Endpoint, str] = {
     "completions": "prompt",
     "embeddings": "input",
     "responses": "input",
+    "score": "text_2",
+    "rerank": "documents",
 }
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -101,7 +105,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        reply = Reply(send, stream=False)
+        reply = Reply(send, stream=False, wire=scope.get(WIRE))
         reply.headers["x-request-id"] = request_id(headers)
         caller: Caller = scope[CALLER]
         asked = Asked(headers, caller, time.monotonic())
@@ -138,7 +142,7 @@ class Generate:
         headers = asked.headers
         decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         if decided.cold and decided.wait_s is not None:
-            await while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+            await while_connected(reply.wire, receive, self._await_better(decided.cold, decided.wait_s))
             decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         decided = await self._lighter(decided, parsed, asked, reply)
         self._decider.remember(decided)
@@ -160,6 +164,8 @@ class Generate:
         if decision.better and self._decider.warms:
             self._fleet.warm(self._models[decision.better])
         reply.stream = facts.stream
+        if self._endpoint == "detokenize" and isinstance(given := body.get("tokens"), list):
+            asked.tally.given = len(given)
         asked.tally.hides = not (facts.body.get("stream_options") or {}).get("include_usage")
         patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
@@ -178,7 +184,7 @@ class Generate:
                 total_s=model.total_timeout_s,
                 comment_s=self._settings.comment_s,
             )
-            await while_connected(receive, self._serve(engine, call, asked, reply, patience))
+            await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience))
 
     async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
         """The same request decided without a model that is overloaded, if an awake one with room can answer."""
@@ -203,11 +209,14 @@ class Generate:
         """Hold the request to the model's own limits. Raises `ApiError` (400)."""
         facts = decided.facts
         estimate = estimate_of(facts)
-        if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
-            tokens = await self._decider.tokens(decided, model)
-            if tokens > model.max_prompt_tokens:
+        most_prompt = model.max_prompt_tokens if self._endpoint in _PROMPT_FIELDS else None
+        # Counted unless it cannot be too long. An estimate is no judge of that: digits have four times as many tokens.
+        if most_prompt is not None and most_tokens(len(_encoded(body))) > most_prompt:
+            tokens, exact = await self._decider.tokens(decided, self._fleet.engine_of(model), body)
+            if tokens > most_prompt:
+                size = tokens if exact else f"about {tokens}"
                 raise bad_request(
-                    f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
+                    f"The prompt has {size} tokens; {model.id} takes {most_prompt} here.",
                     _PROMPT_FIELDS[self._endpoint],
                     "context_length_exceeded",
                 )

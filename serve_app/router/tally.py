@@ -18,6 +18,8 @@ _RESPONSE_EVENT = b'"type":"response.completed"'
 _END = b"\n\n"
 _TAIL_BYTES = 2048
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
+# How vLLM's answer of /tokenize begins.
+_COUNT = re.compile(rb'\{"count":(\d{1,9}),"max_model_len":')
 _decoder = json.JSONDecoder()
 
 
@@ -25,10 +27,11 @@ _decoder = json.JSONDecoder()
 class Tally:
     """Tokens of one answer, and when its first one came (`time.monotonic`). `hides`: the client did not ask for usage.
 
-    0 tokens: the engine has not said.
+    0 tokens: the engine has not said. `given`: tokens of a request that is nothing else, whose answer has no count.
     """
 
     hides: bool = False
+    given: int = 0
     prompt: int = 0
     completion: int = 0
     reasoning: int = 0
@@ -61,6 +64,10 @@ class Tally:
         """Look at an answer that is not streamed."""
         self.first_at = time.monotonic()
         self._read(body)
+        if not self.total:
+            # Tokenizing runs no model, and so has no usage; what it went through is counted all the same.
+            found = _COUNT.match(body)
+            self.prompt = int(found[1]) if found else self.given
         self._tail = body
 
     def over(self) -> None:

@@ -20,6 +20,8 @@ import pytest_asyncio
 from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineError, EngineLoad, EngineSpec, Phase
 from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, StandbyHost
+from serve_app.model_schema import Model
+from serve_app.router.tokens import TokenCounter
 
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().parents[2] / ".models").absolute()
 SECRET = "contract"
@@ -151,6 +153,20 @@ async def test_what_the_scheduler_does_is_told_and_is_nothing_when_it_has_nothin
     for stream in streams:
         stream.close()
     await until(lambda: engine.reported == EngineLoad())
+
+
+@pytest.mark.parametrize("engine", [pytest.param("vllm", marks=pytest.mark.real_engine)], indirect=True)
+@pytest.mark.parametrize("text", ["What is 12345 + 678?", "你好, how are you?", "  \n\n  x  " * 40])
+async def test_a_prompt_has_as_many_tokens_as_the_router_counts(http: aiohttp.ClientSession, text: str) -> None:
+    source = str(MODELS_DIR / "smollm2-135m-instruct")
+    model = Model.model_validate({"id": "m", "tier": "resident", "source": source, "context": 1024})
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}, *body()["messages"]]
+    async with http.post(CHAT, json=body(messages=messages)) as answer:
+        usage = (await answer.json())["usage"]
+    assert await TokenCounter("").count(model, {"messages": messages}) == usage["prompt_tokens"]
+    async with http.post("/v1/completions", json={"model": "m", "prompt": text, "max_tokens": 1}) as answer:
+        usage = (await answer.json())["usage"]
+    assert await TokenCounter("").longest(model, [text]) == usage["prompt_tokens"]
 
 
 async def test_a_plain_request_ends_when_its_client_leaves(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
