@@ -32,6 +32,7 @@ from serve_app.router.cold import PoolCalls
 from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
+from serve_app.router.dialect import dialect_of
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
@@ -197,7 +198,8 @@ class RouterApp:
                 own_id = request_id(Headers(scope=scope))
                 if generates:
                     self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
-                await error_response(refusal)(scope, receive, _with_request_id(own_id, send))
+                response = error_response(refusal, dialect_of(scope["path"]))
+                await response(scope, receive, _with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
                 await self._recorded(scope, receive, send)
             elif generates:
@@ -224,7 +226,7 @@ class RouterApp:
         except Exception as error:
             log.fault(logger, error)
             if not status:
-                await error_response(own_fault())(
+                await error_response(own_fault(), dialect_of(scope["path"]))(
                     scope, receive, _with_request_id(request_id(Headers(scope=scope)), sending)
                 )
         finally:
@@ -387,11 +389,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: ("This path does not take that method.", "method_not_allowed"),
     }
     message, code = known.get(error.status_code, ("The request was refused.", "refused"))
-    response = error_response(ApiError(error.status_code, message, code=code))
+    response = error_response(ApiError(error.status_code, message, code=code), dialect_of(request.url.path))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    return error_response(own_fault())
+    return error_response(own_fault(), dialect_of(request.url.path))

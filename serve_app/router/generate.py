@@ -24,11 +24,13 @@ from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
 from serve_app.router.body import read_json
 from serve_app.router.decider import Decided, Decider
+from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.lines import Line, Updates
+from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay, broken
@@ -50,6 +52,8 @@ PATHS: dict[Endpoint, str] = {
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "responses": "/v1/responses",
+    "messages": MESSAGES,
+    "count_tokens": MESSAGES + "/count_tokens",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "score": "/v1/score",
@@ -64,6 +68,7 @@ _PROMPT_FIELDS: dict[Endpoint, str] = {
     "responses": "input",
     "score": "text_2",
     "rerank": "documents",
+    "messages": "messages",
 }
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -109,8 +114,10 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        reply = Reply(send, stream=False, wire=scope.get(WIRE))
+        reply = Reply(send, stream=False, dialect=dialect_of(PATHS[self._endpoint]), wire=scope.get(WIRE))
         reply.headers["x-request-id"] = request_id(headers)
+        if name := reply.dialect.id_header:
+            reply.headers[name] = reply.headers["x-request-id"]
         caller: Caller = scope[CALLER]
         asked = Asked(headers, caller, time.monotonic())
         try:
@@ -183,7 +190,9 @@ class Generate:
                 path=PATHS[self._endpoint],
                 body=_encoded(body),
                 headers=passed,
-                shape=shape_of(facts, decision, model, self._reasoning_fields),
+                shape=messages_shape_of(facts, decision)
+                if self._endpoint == "messages"
+                else shape_of(facts, decision, model, self._reasoning_fields),
                 tally=asked.tally,
                 began=asked.began,
                 ttft_s=model.ttft_timeout_s,
