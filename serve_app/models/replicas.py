@@ -80,11 +80,11 @@ class Target:
     secret: str = dataclasses.field(repr=False)
     foreign: Foreign | None = None
 
-    def at(self, path: str) -> str:
-        """The address of one of an engine's paths."""
+    def path(self, path: str) -> str:
+        """What one of an engine's paths is called there."""
         if self.foreign and path.startswith(_API):
-            return self.url + self.foreign.api + path[len(_API) :]
-        return self.url + path
+            return self.foreign.api + path[len(_API) :]
+        return path
 
     @property
     def credentials(self) -> dict[str, str]:

@@ -5,6 +5,7 @@
   message at such a head and would take its body for the next request.
 - `CONNECT`, which the parser takes for such a request too, is refused.
 - A head is bounded in size (431) and in time; uvicorn bounds neither here.
+- It is the `Wire` of its requests.
 - What cannot be parsed is refused in OpenAI's shape.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
@@ -13,6 +14,7 @@ Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over ra
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -20,6 +22,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve_app.errors import ApiError
+from serve_app.router.wire import WIRE
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -38,6 +41,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._ignored_upgrade = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        # Of the request that is being answered; others in the same connection wait for it.
+        self.left: Callable[[], None] | None = None
+        self.writable: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -48,6 +54,25 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """Forget the timer."""
         self._stop_timer()
         super().connection_lost(exc)
+        if self.left:
+            self.left()
+
+    def resume_writing(self) -> None:
+        """The client takes more."""
+        super().resume_writing()
+        if self.writable:
+            self.writable()
+
+    @property
+    def open(self) -> bool:
+        """See `Wire`."""
+        return not self.transport.is_closing()
+
+    def write(self, data: bytes) -> bool:
+        """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
+        if self.open:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.flow.write_paused
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; go on after a request to upgrade as if it were an ordinary one."""
@@ -93,6 +118,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._ignored_upgrade = self.parser.should_upgrade()
         if not self._ignored_upgrade:
             super().on_headers_complete()
+            self.scope[WIRE] = self  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""

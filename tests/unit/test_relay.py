@@ -42,6 +42,11 @@ def config(**router: Any) -> Config:
     return Config.model_validate({"models": models, "router": {"loading_comment_s": 0.01, **router}})
 
 
+@pytest.fixture(autouse=True, params=["asgi", "door"])
+def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "through", request.param)
+
+
 @pytest.fixture
 def pool() -> Pool:
     return Pool()
@@ -668,7 +673,8 @@ async def test_odd_numbers_are_answered_or_a_400(number: bytes) -> None:
 
 @pytest.mark.parametrize("headers", [{"content-length": "2000"}, {}], ids=["announced", "counted"])
 async def test_too_large_body_is_a_413(pool: Pool, headers: dict[str, str]) -> None:
-    chunks = [b'{"messages": "' + PROMPT.encode(), b"x" * 900, b"y" * 900, b'"}']
+    chunks = [b'{"messages": "' + PROMPT.encode(), b"x" * 900, b'"}']
+    chunks.insert(2, b"y" * (2000 - sum(map(len, chunks))))
     call = await refused(pool, chunks=chunks, headers=headers, settings=config(max_body_bytes=1024))
     assert (call.status, call.error["code"]) == (413, "request_too_large")
 
