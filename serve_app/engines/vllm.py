@@ -260,7 +260,7 @@ class Meter:
 
         cores, clock = self._cores, self._clock
 
-        class Listener(StatLoggerBase):  # type: ignore[misc] # of a package without types
+        class Listener(StatLoggerBase):  # type: ignore[misc] # vLLM has no types for us
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 

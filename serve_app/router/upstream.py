@@ -11,6 +11,7 @@ import dataclasses
 import ssl
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -49,12 +50,13 @@ class Broken(UpstreamError):
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Origin:
-    """Where a URL leads, and the connections that wait there. `host`: the header's value."""
+    """Where a URL leads, and the connections that wait there. `host`: the header's value; `root`: before every path."""
 
     address: str
     port: int
     tls: ssl.SSLContext | None
     host: bytes
+    root: str
     idle: list[Answer] = dataclasses.field(default_factory=list)
 
 
@@ -171,8 +173,8 @@ class Answer(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's are no subclass of it.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if not self._asked:
@@ -314,7 +316,7 @@ class Upstream:
             answer = origin.idle.pop()
         else:
             answer = await self._connect(origin, foreign.connect_timeout_s if foreign else self._connect_timeout_s)
-        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, target.path(path).encode(), origin.host)]
+        lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, (origin.root + target.path(path)).encode(), origin.host)]
         for name, value in {**headers, **target.credentials}.items():
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         lines.append(b"content-length: %d\r\n\r\n" % len(body) if method == b"POST" else b"\r\n")
@@ -341,7 +343,7 @@ class Upstream:
         own = target.foreign.tls if target.foreign else None
         tls = (own or ssl.create_default_context()) if secure else None
         host = parts.netloc.rpartition("@")[2].encode()
-        origin = _Origin(parts.hostname or "", parts.port or (443 if secure else 80), tls, host)
+        origin = _Origin(parts.hostname or "", parts.port or (443 if secure else 80), tls, host, parts.path.rstrip("/"))
         self._origins[target.url, own] = origin
         return origin
 
