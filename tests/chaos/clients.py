@@ -18,6 +18,7 @@ import aiohttp
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WHOLE = "200"
+_NOT_KEPT = b": x-router-conversation: unavailable"
 _PATIENCE_S = 60.0
 _TURNS = 6
 # After a failure, as clients do; also else a Router that is gone would be asked thousands of times.
@@ -86,10 +87,10 @@ class _Client:
                 await asyncio.sleep(_PAUSE_S if one.outcome != WHOLE else self._chance.random() * _PAUSE_S)
 
     def _kind(self) -> str:
-        # Each fourth client holds a conversation, each eighth wants the lazy model.
+        # Each fourth client holds a conversation, another fourth wants the lazy model.
         if self._number % 4 == 1:
             return "conversation"
-        if self._number % 8 == 2:
+        if self._number % 4 == 2:
             return "lazy"
         return self._chance.choice(["chat", "auto", "completions"])
 
@@ -117,7 +118,7 @@ class _Client:
                 one.conversation = answer.headers.get("x-router-conversation", "")
                 one.rates = answer.headers.get("x-router-rates", "")
                 one.outcome, sent = await _read(answer, one, words)
-                if one.conversation == "kept":
+                if one.conversation == "kept" and sent:
                     self._check_memory(sent)
                 if one.outcome == WHOLE and one.conversation in ("new", "kept"):
                     self._turns.append((question, " ".join(words)))
@@ -164,6 +165,8 @@ async def _read_stream(answer: aiohttp.ClientResponse, one: Seen, words: list[st
     done = False
     async for raw in answer.content:
         line = raw.rstrip(b"\n")
+        if line == _NOT_KEPT:
+            one.conversation = "unavailable"
         if not line or line.startswith(b":"):
             continue
         if done or not line.startswith(b"data: "):

@@ -23,6 +23,7 @@ from locust.env import Environment
 
 CHAT = "/v1/chat/completions"
 _TIMEOUT_S = 300
+_LONGEST_PAUSE_S = 5.0
 _WORDS = ("one", "model", "stays", "hot", "and", "others", "wake", "when", "somebody", "asks")
 _keys = itertools.cycle([key for key in os.environ.get("LOAD_KEYS", "").split(",") if key] or [""])
 _WEATHER = {
@@ -44,7 +45,10 @@ class Left(Exception):
 
 
 class Client(HttpUser):
-    """One person or program with a key, who asks, reads the answer, and thinks for a moment."""
+    """One person or program with a key, who asks, reads the answer, and thinks for a moment.
+
+    Refused, it stays away for as long as it was told to, up to a bound: a run is short.
+    """
 
     abstract = True
     wait_time = between(0.2, 1.5)
@@ -91,6 +95,8 @@ class Client(HttpUser):
                 answer.failure(Fault(type(error).__name__))
             answer.request_meta["request_type"] = method
             answer.request_meta["response_time"] = (time.perf_counter() - began) * 1000
+            pause_s = min(_LONGEST_PAUSE_S, float(answer.headers.get("retry-after", 0)))
+        time.sleep(pause_s)
 
     def _read(self, name: str, answer: ResponseContextManager, began: float, leaves_after: int | None) -> None:
         tokens = 0

@@ -54,7 +54,7 @@ class Known:
         error = {"error": {"message": "m", "type": "t", "param": None, "code": "c"}}
         if what in ("429", "503", "500", "no retry"):
             status = 503 if what == "no retry" else int(what)
-            return JSONResponse(error, status, headers={} if what == "no retry" else {"retry-after": "1"})
+            return JSONResponse(error, status, headers={} if what == "no retry" else {"retry-after": "0"})
         if body["stream"]:
             return StreamingResponse(self._events(what, error), media_type="text/event-stream")
         return JSONResponse({"choices": [{"message": {"content": "x"}}]})
