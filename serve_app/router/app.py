@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -64,7 +64,8 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions.
+    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions;
+    `lost` is called for each audit record that could not be written.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class RouterApp:
         identity: str,
         *,
         meter: Meter = no_meter,
+        lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -102,7 +104,7 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint)
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint, lost)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:

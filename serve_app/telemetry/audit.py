@@ -30,10 +30,16 @@ _CLOSE_S = 5.0
 
 
 class Audit:
-    """Writes records to the configured sink, from `start` to `close`. `dropped` counts those that were not written."""
+    """Writes records to the configured sink, from `start` to `close`. `dropped` counts those that were not written.
 
-    def __init__(self, settings: AuditSettings, otlp_endpoint: str = "") -> None:
+    `lost` is called for each of these, from any thread.
+    """
+
+    def __init__(
+        self, settings: AuditSettings, otlp_endpoint: str = "", lost: Callable[[], None] = lambda: None
+    ) -> None:
         self.dropped = 0
+        self._lost = lost
         self._settings = settings
         self._otlp_endpoint = otlp_endpoint
         self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
@@ -71,6 +77,7 @@ class Audit:
 
     def _drop(self) -> None:
         self.dropped += 1
+        self._lost()
         if self.dropped & (self.dropped - 1) == 0:
             logger.error("audit records could not be written: %d so far", self.dropped)
 

@@ -39,7 +39,8 @@ class Closed:
 def surplus(files: Iterable[Closed], most_bytes: int, most_files: int = _MOST_FILES) -> list[str]:
     """The names of the oldest files without which the rest is within both bounds. Pure."""
     left = sorted(files, key=lambda file: (file.at, file.name))
-    size, gone = sum(file.size for file in left), []
+    size = sum(file.size for file in left)
+    gone: list[str] = []
     for file in left:
         if size <= most_bytes and len(left) - len(gone) <= most_files:
             break

@@ -196,9 +196,9 @@ def settings(directory: Path | str, **more: Any) -> AuditSettings:
     return AuditSettings(sink="file", directory=str(directory), **more)
 
 
-def on_full_disk(directory: Path) -> Audit:
-    """An audit whose file is /dev/full, which takes bytes and says at the flush that there is no space."""
-    audit = Audit(settings(directory)).start()
+def on_full_disk(directory: Path, **more: Any) -> Audit:
+    """An audit whose file is /dev/full, where there is no space."""
+    audit = Audit(settings(directory), **more).start()
     assert audit._listener
     handler: Any = audit._listener.handlers[0]
     handler.path = Path("/dev/full")
@@ -206,13 +206,14 @@ def on_full_disk(directory: Path) -> Audit:
 
 
 def test_full_disk_drops_and_counts_and_nobody_waits(tmp_path: Path) -> None:
-    audit = on_full_disk(tmp_path)
+    lost: list[None] = []
+    audit = on_full_disk(tmp_path, lost=lambda: lost.append(None))
     began = time.monotonic()
     for number in range(1000):
         audit.write({"at": 1.0, "request": str(number)})
     assert time.monotonic() - began < 0.5
     audit.close()
-    assert audit.dropped == 1000
+    assert audit.dropped == len(lost) == 1000
 
 
 async def test_full_disk_fails_no_request(tmp_path: Path) -> None:
