@@ -170,13 +170,11 @@ class Stage:
 
     def routers(self) -> list[psutil.Process]:
         """Those that listen."""
-        found = []
-        for router in self._actors("Router"):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                ports = {one.laddr.port for one in router.net_connections() if one.status == psutil.CONN_LISTEN}
-                if self.service.port in ports:
-                    found.append(router)
-        return found
+        return [router for router in self._actors("Router") if self.service.port in _listens_on(router)]
+
+    def engines(self, deployment: str = "Resident-hot") -> list[psutil.Process]:
+        """Those that listen, which an engine does when it can answer."""
+        return [engine for engine in self.service.engine_processes(deployment) if _listens_on(engine)]
 
     def replicas(self) -> list[psutil.Process]:
         """The processes of the hot model's replicas; their engines are their children."""
@@ -189,13 +187,17 @@ class Stage:
 
     def all_there(self) -> bool:
         """Every Router listens, and every replica has an engine that answers."""
-        card = self.ask("/v1/models/hot")[1]
-        engines = self.service.engine_processes("Resident-hot")
-        return len(self.routers()) == ROUTERS and len(engines) == REPLICAS and card["state"] == "awake"
+        return len(self.routers()) == ROUTERS and len(self.engines()) == REPLICAS
 
     def records(self) -> dict[str, dict[str, Any]]:
         """The audit by request."""
         return {record["request"]: record for record in read_records(self.disk.directory)}
+
+
+def _listens_on(process: psutil.Process) -> set[int]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+    return set()
 
 
 def _post(connection: http.client.HTTPConnection, body: dict[str, Any]) -> str:

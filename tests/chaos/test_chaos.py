@@ -24,6 +24,13 @@ HEAL_DEADLINE_S = 60.0
 NOTICED_S = 1.5
 
 
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def heals(stage: Stage, act: Act) -> None:
     wait_until(stage.all_there, HEAL_DEADLINE_S, "all is there again")
     act.healed()
@@ -48,8 +55,10 @@ def only_one_replica_was_hurt(stage: Stage, act: Act) -> None:
 
 def test_an_engine_is_killed(stage_: Stage) -> None:
     with stage_.act("kill -9 an engine") as (act, _):
+        victim = stage_.engines()[0]
         act.strikes()
-        stage_.service.engine_processes("Resident-hot")[0].kill()
+        victim.kill()
+        wait_until(lambda: gone(victim), 10, "it is gone")
         heals(stage_, act)
     only_one_replica_was_hurt(stage_, act)
     recorded(stage_, act)
@@ -58,7 +67,7 @@ def test_an_engine_is_killed(stage_: Stage) -> None:
 def test_a_lazy_models_engine_is_killed(stage_: Stage) -> None:
     with stage_.act("kill -9 a lazy engine") as (act, clients):
         act.strikes()
-        stage_.service.engine_processes("LazyPool")[0].kill()
+        stage_.engines("LazyPool")[0].kill()
         wait_until(
             lambda: any(
                 one.kind == "lazy" and one.outcome == WHOLE and one.began > act.struck_at for one in clients.seen
@@ -76,7 +85,7 @@ def test_a_replica_is_killed(stage_: Stage) -> None:
         victim = stage_.replicas()[0]
         act.strikes()
         victim.kill()
-        wait_until(lambda: victim.pid not in psutil.pids(), 10, "it is gone")
+        wait_until(lambda: gone(victim), 10, "it is gone")
         heals(stage_, act)
     only_one_replica_was_hurt(stage_, act)
     recorded(stage_, act)
@@ -90,7 +99,7 @@ def kills_router(stage: Stage, act: Act, clients: Load, victim: psutil.Process) 
     of_victim, of_other = stage.held_by(victim), stage.held_by(other)
     act.strikes()
     victim.kill()
-    wait_until(lambda: victim.pid not in psutil.pids(), 10, "it is gone")
+    wait_until(lambda: gone(victim), 10, "it is gone")
     heals(stage, act)
     assert {one.outcome for one in clients.seen if one.outcome != WHOLE} <= {"cut"}
     assert not [one for one in clients.seen if one.outcome != WHOLE and one.port in of_other - of_victim]
