@@ -169,18 +169,20 @@ def _locks(process: psutil.Process, path: str) -> bool:
     )
 
 
-def test_redis_is_killed(stage_: Stage) -> None:
-    with stage_.act("kill -9 Redis, for 4 s") as (act, clients):
+@pytest.mark.parametrize("hangs", [False, True])
+def test_redis_is_lost(stage_: Stage, hangs: bool) -> None:
+    with stage_.act(f"{'kill -STOP' if hangs else 'kill -9'} Redis, for 4 s") as (act, clients):
+        redis, process = stage_.redis, psutil.Process(stage_.redis.pid)
+        lose, regain = (process.suspend, process.resume) if hangs else (redis.kill, redis.start)
         act.strikes()
-        stage_.redis.kill()
-        away = time.monotonic()
+        lose()
         wait_until(
-            lambda: time.monotonic() - away > 4 and clients.answered_since(away) > 100,
+            lambda: time.monotonic() - act.struck_at > 4 and clients.answered_since(act.struck_at) > 100,
             HEAL_DEADLINE_S,
             "clients are answered without Redis",
         )
         back = time.monotonic()
-        stage_.redis.start()
+        regain()
         wait_until(
             lambda: any(one.began > back and one.conversation == "kept" and not one.rates for one in clients.seen),
             HEAL_DEADLINE_S,
@@ -188,7 +190,7 @@ def test_redis_is_killed(stage_: Stage) -> None:
         )
         act.healed()
     assert not act.hurt
-    without = [one for one in act.seen if away + NOTICED_S < one.began and one.ended < back]
+    without = [one for one in act.seen if act.struck_at + NOTICED_S < one.began and one.ended < back]
     assert {one.rates != "" for one in without} == {True}
     assert {one.conversation for one in without if one.kind == "conversation"} == {"unavailable"}
     assert act.slowest_s() < 4
