@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -69,7 +69,8 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions.
+    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions;
+    `lost` is called for each audit record that could not be written.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class RouterApp:
         identity: str,
         *,
         meter: Meter = no_meter,
+        lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -107,7 +109,7 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint)
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint, lost)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:

@@ -76,6 +76,8 @@ _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
 # Idle connections to one engine that died; each is found out when it is used.
 _MAX_DEATHS = 8
+# One more gets the request of a replica that died with it. Where that one dies, too, it is the request's doing.
+_MAX_DEAD_REPLICAS = 1
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
 
@@ -262,6 +264,7 @@ class Generate:
         tried: set[str] = set()
         wakes = 0
         deaths = 0
+        died: set[str] = set()
         full = False
         told: ApiError | None = None
         queues = len(line) > 0  # who came before goes before
@@ -300,8 +303,10 @@ class Generate:
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None
-                deaths += not_served.died
-                if deaths > _MAX_DEATHS:
+                if not_served.died:
+                    deaths += 1
+                    died.add(target.replica_id)
+                if deaths > _MAX_DEATHS or len(died) > _MAX_DEAD_REPLICAS:
                     raise broken(not_served.reason) from None
                 # Only of an idle connection; the engine may have been started again since.
                 if not not_served.died:
