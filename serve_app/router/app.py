@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app import log
 from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config
 from serve_app.conversations.store import store_of
-from serve_app.errors import ApiError, model_not_found, unavailable
+from serve_app.errors import ApiError, model_not_found, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
@@ -53,6 +55,8 @@ from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
 from serve_app.telemetry.tracing import Tracing, tracer_to
+
+logger = logging.getLogger(__name__)
 
 _CREATED = int(time.time())
 # Probes must see a full Router as alive.
@@ -138,6 +142,8 @@ class RouterApp:
                 Route("/v1/responses/{id}", responses.read, methods=["GET"]),
                 Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
             ]
+        # Answered without a look at the table of routes, which costs as much as a decision.
+        self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
         store = batch_store(config.batches)
@@ -195,8 +201,8 @@ class RouterApp:
             elif scope["path"] in self._layered and generates:
                 await self._recorded(scope, receive, send)
             elif generates:
-                # Says its id, and keeps its record, with everything else that is known of it (`Generate`).
-                await self._app(scope, receive, send)
+                # Says its id, keeps its record, and answers for its own faults (`Generate`).
+                await self._engine_apps[scope["path"]](scope, receive, send)
             else:
                 await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
         finally:
@@ -214,7 +220,13 @@ class RouterApp:
 
         recorded: set[float] = scope.setdefault(RECORDED, set())
         try:
-            await self._app(scope, receive, sending)
+            await self._engine_apps[scope["path"]](scope, receive, sending)
+        except Exception as error:
+            log.fault(logger, error)
+            if not status:
+                await error_response(own_fault())(
+                    scope, receive, _with_request_id(request_id(Headers(scope=scope)), sending)
+                )
         finally:
             if not recorded:
                 self._audit.write(refused_record(scope, own_id, status or 499, None))
@@ -382,4 +394,4 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "The router failed on this request; its log says why.", code="internal_error"))
+    return error_response(own_fault())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,9 +15,10 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from serve_app import log
 from serve_app.admission.queue import Ticket
 from serve_app.config import Config
-from serve_app.errors import ApiError, bad_request, unavailable
+from serve_app.errors import ApiError, bad_request, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
@@ -40,6 +42,8 @@ from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe
+
+logger = logging.getLogger(__name__)
 
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
@@ -129,6 +133,9 @@ class Generate:
             await reply.error(error)
         except ClientGone:
             reply.fault = "client_left"
+        except Exception as error:
+            log.fault(logger, error)
+            await reply.error(own_fault())
         except asyncio.CancelledError:
             # The listener's drain time is over. A stream must not just stop.
             with contextlib.suppress(Exception):
