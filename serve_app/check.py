@@ -14,6 +14,9 @@ from serve_app.config import Config, ConfigError, parse_config, problems_of
 from serve_app.known_models import native_context
 from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
+from serve_app.sizing.deployment import findings
+from serve_app.sizing.quantization import SizingError
+from serve_app.sizing.source import config_here
 
 IMPORT_PATH = "serve_app.app:build"
 
@@ -46,6 +49,16 @@ def problems(path: Path) -> list[str]:
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found
+
+
+def warnings(path: Path) -> list[str]:
+    """What may be wrong with a deployment file that has no problems, likewise: it rests on estimates."""
+    config = read_file(path).config
+    return [
+        f"models[{index}].{problem}"
+        for index, model in enumerate(config.models)
+        for problem in _memory_problems(config, model, certain=False)
+    ]
 
 
 def _yaml(path: Path) -> dict[str, Any]:
@@ -123,7 +136,21 @@ def _model_problems(config: Config, model: Model) -> list[str]:
         f"engine.{key}: {message}" if key else f"engine: {message}"
         for key, message in argument_problems(spec.source, spec.args).items()
     ]
-    return found + _context_problems(spec.source, model) + _parallel_problems(config, model)
+    found += _context_problems(spec.source, model) + _parallel_problems(config, model)
+    # Not with arguments that vLLM refuses, nor where the share of the GPU is wrong already.
+    return found or _memory_problems(config, model, certain=True)
+
+
+def _memory_problems(config: Config, model: Model, *, certain: bool) -> list[str]:
+    """Where the model's dimensions are known on this machine."""
+    if model.fake or model.base:
+        return []
+    try:
+        files = config_here(model.path(config.models_dir))
+    except SizingError:
+        return []
+    found = findings(config, model, files) if files else []
+    return [f"{each.key}: {each.message}" for each in found if each.certain is certain]
 
 
 def _adapter_problems(config: Config, model: Model) -> list[str]:
@@ -153,7 +180,7 @@ def _parallel_problems(config: Config, model: Model) -> list[str]:
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]
-    share = model.engine.get("gpu_memory_utilization")
+    share = config.engine_spec(model).args.get("gpu_memory_utilization")
     if 0 < resources.num_gpus < 1 and (share is None or share > resources.num_gpus):
         return [
             f"engine.gpu_memory_utilization: {share or 'missing'}; a replica with"

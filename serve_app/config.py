@@ -104,9 +104,11 @@ class Config(Strict):
                     f"{where}.memory_gb: {model.memory_gb:g} is more than the pool's {self.pool.memory_gb:g};"
                     " it could never load"
                 )
-            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1 or model.autoscaling):
+            own = model.resources != Resources() or model.replicas != 1 or model.autoscaling or model.gpu_memory_gb
+            if model.tier == "lazy" and own:
                 raise ValueError(
-                    f"{where}: resources, replicas and autoscaling of a lazy model are the pool's; remove them here"
+                    f"{where}: resources, gpu_memory_gb, replicas and autoscaling of a lazy model are the pool's;"
+                    " remove them here"
                 )
         real = [model.id for model in self.lazy if not model.fake and self.sleeps(model)]
         if not self.pool.resources.num_gpus and real:
@@ -120,6 +122,12 @@ class Config(Strict):
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        share = self.pool.resources.num_gpus
+        if size and 0 < share < 1 and self.pool.memory_gb > share * size:
+            raise ValueError(
+                f"pool.memory_gb: {self.pool.memory_gb:g} is more than its share of the GPU: resources.num_gpus:"
+                f" {share:g} of gpu_memory_gb: {size:g}"
+            )
         return self
 
     @model_validator(mode="after")
