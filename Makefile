@@ -2,6 +2,7 @@
 
 PYTHON     ?= python3
 VENV       ?= .venv
+QUANTIZE_VENV ?= .venv-quantize
 ENGINE     ?= auto
 CONFIG     ?= deployments/local.yaml
 MODELS     ?= smollm2-135m-instruct
@@ -19,7 +20,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim eval-routing train-scorer chaos load clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -97,6 +98,19 @@ train-scorer: setup ## train the lexical score and the embedding scorer anew (an
 	@$(call EXTRA,training)
 	@$(PY) -m training.lexical
 	@$(PY) -m training.encoder $(ARGS)
+
+quantize: $(QUANTIZE_VENV)/ready ## a smaller copy of a model: make quantize ARGS='Qwen/Qwen3-14B --scheme fp8 --out .models/qwen3-14b-fp8'
+	@$(QUANTIZE_VENV)/bin/python -m serve_app quantize $(ARGS)
+
+quantize-test: models $(QUANTIZE_VENV)/ready ## the same with a 135M model, in every format (minutes; not part of test)
+	@$(QUANTIZE_VENV)/bin/python -m pip install --quiet 'pytest>=9' 'pytest-asyncio>=1.3' 'pytest-timeout>=2.4'
+	@$(QUANTIZE_VENV)/bin/python -m pytest tests/quantize $(ARGS)
+
+# Apart from VENV: llm-compressor and vLLM want different versions of the same packages.
+$(QUANTIZE_VENV)/ready:
+	@$(PYTHON) -m venv $(QUANTIZE_VENV)
+	@$(QUANTIZE_VENV)/bin/python -m pip install --quiet --editable '.[quantize]'
+	@touch $@
 
 sim: setup ## the residency policy and others through simulated days: make sim ARGS='--replicas 1000 --models 10000'
 	@$(call EXTRA,sim)

@@ -40,15 +40,16 @@ def find_config(source: str) -> Mapping[str, Any]:
     if (config := config_here(source)) is not None:
         return config
     import httpx
-    from huggingface_hub import constants, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub import constants, get_token, hf_hub_url
 
     if constants.HF_HUB_OFFLINE:
         raise SizingError(f"{source}: not on this machine, and HF_HUB_OFFLINE is set; {_INSTEAD}")
     try:
         # Not by hf_hub_download: without a network it tries for half a minute.
+        token = get_token()
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
         answer = httpx.get(
-            hf_hub_url(source, "config.json"), headers=build_hf_headers(), follow_redirects=True, timeout=_TIMEOUT_S
+            hf_hub_url(source, "config.json"), headers=headers, follow_redirects=True, timeout=_TIMEOUT_S
         )
     except httpx.HTTPError as error:
         raise SizingError(
