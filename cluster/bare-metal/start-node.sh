@@ -26,10 +26,15 @@ case $role in
   head)
     # The dashboard stays on the loopback address: it runs code for whoever reaches it. `ssh -L 8265:localhost:8265`.
     options+=(--head --port="$port" --dashboard-host=127.0.0.1)
+    # The cluster ends with its head: there is nothing to wait for.
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
     ;;
   worker)
     : "${HEAD_IP:?the address of the head}"
     options+=(--address="$HEAD_IP:$port")
+    # On SIGTERM Ray (2.60) drains its node for so long at most: Serve starts the replicas elsewhere, running answers
+    # finish, and Ray ends when none is left. Its default of 30 s cuts long answers.
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="${DRAIN_S:-660}"
     ;;
   *)
     echo 'usage: start-node.sh head|worker' >&2

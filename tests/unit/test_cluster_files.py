@@ -115,7 +115,7 @@ def help_of_ray_start() -> str:
 
 
 def test_scripts_pass_shellcheck(tmp_path: Path) -> None:
-    assert len(SCRIPTS) == 3
+    assert len(SCRIPTS) == 2
     done = subprocess.run([shellcheck(), *SCRIPTS], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -135,10 +135,12 @@ def test_units_start_what_there_is_and_stop_later_than_they_drain(unit: Path) ->
     assert started
     assert all(os.access(REPOSITORY / file, os.X_OK) for file in started)
     assert "ray stop" not in re.sub(r"#.*", "", text)
-    if "drain-node.sh" in text:
-        drain_s = int(re.findall(r"DRAIN_S:-(\d+)", (BARE_METAL / "drain-node.sh").read_text())[0])
-        stop_s = int(re.findall(r"^TimeoutStopSec=(\d+)", text, re.MULTILINE)[0])
-        assert stop_s > drain_s > read_file(REPOSITORY / "deployments" / "prod.yaml").config.router.drain_s
+
+
+def test_a_worker_is_given_longer_to_stop_than_it_drains_and_answers_may_take() -> None:
+    stop_s = int(re.findall(r"^TimeoutStopSec=(\d+)", (BARE_METAL / "switchyard-worker.service").read_text(), re.M)[0])
+    drain_s = int(re.findall(r"DRAIN_S:-(\d+)", (BARE_METAL / "start-node.sh").read_text())[0])
+    assert stop_s > drain_s > read_file(REPOSITORY / "deployments" / "prod.yaml").config.router.drain_s
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd is not installed")
