@@ -125,7 +125,8 @@ bench-engine: models ## the router against bare vLLM, same model and settings
 bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick"
 	@exec $(PY) -m benchmarks.gateway $(ARGS)
 
-clean: ## remove the environment and the caches (fetched models stay)
+clean: ## remove the environments and the caches (fetched models stay)
 	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	@test ! -e $(QUANTIZE_VENV)/pyvenv.cfg || rm -rf $(QUANTIZE_VENV)
 	rm -rf *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.models/*' -prune -exec rm -rf {} +

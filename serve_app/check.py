@@ -148,8 +148,8 @@ def _memory_problems(config: Config, model: Model, *, certain: bool) -> list[str
     try:
         files = config_here(model.path(config.models_dir))
     except SizingError:
-        return []
-    found = findings(config, model, files) if files else []
+        files = None
+    found = findings(config, model, files)
     return [f"{each.key}: {each.message}" for each in found if each.certain is certain]
 
 

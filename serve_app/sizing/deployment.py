@@ -71,16 +71,30 @@ def gpu_bytes_of(config: Config, model: Model) -> int | None:
     return int(stated * GB) if stated else accelerator_bytes(resources.accelerator_type or "")
 
 
-def findings(config: Config, model: Model, files: Mapping[str, Any]) -> list[Finding]:
-    """What does not fit of one model. Models that cannot be counted have no findings."""
+def findings(config: Config, model: Model, files: Mapping[str, Any] | None) -> list[Finding]:
+    """What does not fit of one model; `files` is its `config.json`. What cannot be counted is not found fault with."""
+    unbounded = _unbounded(config, model)
     try:
-        found = engine_fit(config, model, files)
+        found = engine_fit(config, model, files) if files else None
     except SizingError:
-        return []
+        return unbounded
     if not found:
-        return []
+        return unbounded
     shape, request, fits = found
-    return [*_too_small(model, shape, request, fits), *_asleep(config, model, fits)]
+    return [*unbounded, *_too_small(model, shape, request, fits), *_asleep(config, model, fits)]
+
+
+def _unbounded(config: Config, model: Model) -> list[Finding]:
+    """The pool counts with `memory_gb`, but nothing tells the engine."""
+    args = config.engine_spec(model).args
+    told = "gpu_memory_utilization" in args or "kv_cache_memory_bytes" in args
+    if model.tier == "resident" or not config.pool.resources.num_gpus or told:
+        return []
+    message = (
+        f"{model.memory_gb:g} is not what the engine keeps to: without pool.gpu_memory_gb it takes"
+        f" {UTILIZATION:g} of the GPU"
+    )
+    return [Finding("memory_gb", message, certain=False)]
 
 
 def _too_small(model: Model, shape: Shape, request: Request, fits: Fit) -> list[Finding]:

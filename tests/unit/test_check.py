@@ -95,6 +95,13 @@ def test_what_is_too_small_by_estimate_only_is_a_warning(tmp_path: Path, change:
     assert warning.startswith(said)
 
 
+def test_lazy_models_that_would_each_take_the_whole_gpu_are_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "changed.yaml"
+    assert changed(tmp_path, lambda doc, args: args["pool"].pop("gpu_memory_gb")) == []
+    assert len(warnings(file)) == 4
+    assert warnings(file)[0].startswith("models[1].memory_gb: 12 is not what the engine keeps to")
+
+
 def test_gpu_that_ray_names_is_known_by_its_accelerator_type(tmp_path: Path) -> None:
     def on_l4(doc: Any, args: Any) -> None:
         args["models"][0].pop("gpu_memory_gb")
