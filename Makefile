@@ -102,9 +102,9 @@ train-scorer: setup ## train the lexical score and the embedding scorer anew (an
 quantize: $(QUANTIZE_VENV)/ready ## a smaller copy of a model: make quantize ARGS='Qwen/Qwen3-14B --scheme fp8 --out .models/qwen3-14b-fp8'
 	@$(QUANTIZE_VENV)/bin/python -m serve_app quantize $(ARGS)
 
-quantize-test: models $(QUANTIZE_VENV)/ready ## the same with a 135M model, in every format (minutes; not part of test)
+quantize-test: models $(QUANTIZE_VENV)/ready ## the same with a 135M model, in every format that needs no GPU (not part of test)
 	@$(QUANTIZE_VENV)/bin/python -m pip install --quiet 'pytest>=9' 'pytest-asyncio>=1.3' 'pytest-timeout>=2.4'
-	@$(QUANTIZE_VENV)/bin/python -m pytest tests/quantize $(ARGS)
+	@$(QUANTIZE_VENV)/bin/python -m pytest tests/quantize -m 'not gpu' $(ARGS)
 
 # Apart from VENV: llm-compressor and vLLM want different versions of the same packages.
 $(QUANTIZE_VENV)/ready:

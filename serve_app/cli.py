@@ -116,14 +116,11 @@ def size(
 def quantize_model(
     model: Annotated[str, typer.Argument(help="Hub id, directory, or name below --models-dir; in 16 bits.")],
     scheme: Annotated[
-        str, typer.Option(help="fp8 (no data needed), int8 (the same, for older cards), or awq (4 bits).")
+        str, typer.Option(help="fp8 (no data needed), int8 (the same, for older cards), or awq (4 bits; needs a GPU).")
     ],
     out: Annotated[Path, typer.Option(help="A new directory.")],
     calibration: Annotated[Path | None, typer.Option(help="For awq: prompts, one JSON object a line.")] = None,
     samples: Annotated[int, typer.Option(help="Of the calibration file, at most.", min=1)] = 128,
-    device: Annotated[
-        str, typer.Option(help="auto, or cpu where there is a GPU or a large model is to take long.")
-    ] = "auto",
     models_dir: Annotated[str, typer.Option(help="Where model directories are.")] = ".models",
 ) -> None:
     """Make a smaller copy of a model by llm-compressor (extra `quantize`), and check that it still works."""
@@ -132,7 +129,7 @@ def quantize_model(
     from serve_app.sizing.quantization import SizingError
 
     try:
-        typer.echo(make(model, models_dir, scheme, out, calibration, samples, device))
+        typer.echo(make(model, models_dir, scheme, out, calibration, samples))
     except (QuantizeError, SizingError) as error:
         raise _fail(str(error)) from None
 

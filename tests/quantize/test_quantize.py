@@ -1,4 +1,4 @@
-"""llm-compressor for real, on a 135M model and a CPU. Needs the extra `quantize` in an environment of its own.
+"""llm-compressor for real, on a 135M model. Needs the extra `quantize` in an environment of its own; AWQ a GPU too.
 
 make quantize-test
 """
@@ -32,13 +32,18 @@ THINGS = ("rain", "a loop in Python", "the French revolution", "compound interes
 
 
 @pytest.mark.parametrize(
-    ("scheme", "bits", "smaller"), [("fp8", "fp8", 0.85), ("int8", "int8", 0.85), ("awq", "int4", 0.7)]
+    ("scheme", "bits", "smaller"),
+    [
+        ("fp8", "fp8", 0.85),
+        ("int8", "int8", 0.85),
+        pytest.param("awq", "int4", 0.7, marks=pytest.mark.gpu),
+    ],
 )
 def test_a_copy_is_smaller_says_its_format_and_still_works(
     tmp_path: Path, scheme: Scheme, bits: str, smaller: float
 ) -> None:
     texts = calibration_texts(prompts(tmp_path), scheme, 16) if scheme == "awq" else []
-    result = quantize(SOURCE, scheme, tmp_path / "copy", texts, device="cpu")
+    result = quantize(SOURCE, scheme, tmp_path / "copy", texts)
     # The embeddings, a fifth of this small model, stay in 16 bits.
     assert result.bytes_after < smaller * result.bytes_before
     assert result.agreement > 0.6
@@ -49,4 +54,4 @@ def test_a_copy_is_smaller_says_its_format_and_still_works(
 def test_a_copy_that_is_much_worse_is_said_to_be_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "int8", "W2A16")  # two bits, without data: gibberish
     with pytest.raises(QuantizeError, match="the copy is broken"):
-        quantize(SOURCE, "int8", tmp_path / "copy", [], device="cpu")
+        quantize(SOURCE, "int8", tmp_path / "copy", [])
