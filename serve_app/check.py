@@ -10,7 +10,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from serve_app.config import Config, ConfigError, parse_config, problems_of
+from serve_app.config import Config, ConfigError, deployment_name, parse_config, problems_of
 from serve_app.known_models import native_context
 from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
@@ -45,7 +45,7 @@ def problems(path: Path) -> list[str]:
         config = parse_config(_our_args(raw))
     except ConfigError as error:
         return str(error).splitlines()
-    found += missing_for(config)
+    found += missing_for(config) + _deployment_problems(raw, config)
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found
@@ -124,6 +124,20 @@ def _schemas_of(annotation: Any) -> list[type[BaseModel]]:
     return inner if len(inner) == 1 else []
 
 
+def _deployment_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
+    """Serve finds a deployment that is not there only when it starts."""
+    residents = (deployment_name(model) for model in config.residents if not model.external)
+    known = ["Router", *residents, *(["LazyPool"] if config.lazy else [])]
+    return [
+        f"applications[{place}].deployments[{index}].name: there is no deployment {deployment.get('name')};"
+        f" there are {', '.join(known)}"
+        for place, application in enumerate(raw["applications"])
+        if application.get("import_path") == IMPORT_PATH
+        for index, deployment in enumerate(application.get("deployments") or [])
+        if deployment.get("name") not in known
+    ]
+
+
 def _model_problems(config: Config, model: Model) -> list[str]:
     if model.fake or model.external:
         return []
@@ -180,7 +194,7 @@ def _parallel_problems(config: Config, model: Model) -> list[str]:
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]
-    share = config.engine_spec(model).args.get("gpu_memory_utilization")
+    share = config.engine_spec(model).args.get("gpu_memory_utilization")  # its own, or its share of the pool's GPU
     if 0 < resources.num_gpus < 1 and (share is None or share > resources.num_gpus):
         return [
             f"engine.gpu_memory_utilization: {share or 'missing'}; a replica with"

@@ -135,6 +135,24 @@ def quantize_model(
 
 
 @app.command()
+def drain(
+    deadline_s: Annotated[float, typer.Option(help="Seconds until the node is gone whatever runs.", min=1)],
+    head: Annotated[bool, typer.Option("--head", help="This is the head: stay while others drain.")] = False,
+    node_id: Annotated[str, typer.Option(help="Ray's id of the node, where several run on this machine.")] = "",
+) -> None:
+    """Move everything off this Ray node and wait until its streams have ended: for a pod's preStop hook."""
+    from serve_app.drain import DrainError, drain_head, drain_worker
+
+    try:
+        if head:
+            drain_head(deadline_s)
+        elif not drain_worker(deadline_s, node_id or None, _errors.print):
+            raise typer.Exit(1)
+    except DrainError as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
 def preview(
     prompt: Annotated[str, typer.Argument(help="The last user message.")] = "",
     config: Annotated[Path, typer.Option(help="The deployment file to decide by.")] = Path("deployments/local.yaml"),

@@ -73,6 +73,14 @@ def changed(tmp_path: Path, change: Any) -> list[str]:
         ),
         (lambda doc, args: args.update(models=[]), "models: "),
         (lambda doc, args: doc.update(http_option={}), "http_option: no such key"),
+        (
+            lambda doc, args: doc["applications"][0].update(deployments=[{"name": "Routr"}]),
+            "applications[0].deployments[0].name: there is no deployment Routr; there are Router, Resident-qwen3-14b,",
+        ),
+        (
+            lambda doc, args: doc["applications"].append({"name": "x", "import_path": "a:b", "route_prefix": "/"}),
+            "applications: Found duplicate applications for route prefix",
+        ),
         (lambda doc, args: doc["applications"][0].update(import_path="serve_app.ap:build"), "applications: needs exac"),
         (lambda doc, args: doc.pop("applications"), "applications: missing"),
     ],

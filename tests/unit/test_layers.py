@@ -35,7 +35,7 @@ EFFECTS = {
     "starlette",
 }
 # Tools that a person runs: they may know everything.
-TOOLS = {"cli", "launch", "check", "fetch", "preview", "quantize", "__main__"}
+TOOLS = {"cli", "launch", "check", "drain", "fetch", "preview", "quantize", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
