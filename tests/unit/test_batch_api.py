@@ -209,14 +209,13 @@ async def test_lines_give_way_to_requests_that_wait_for_an_answer(tmp_path: Path
 async def test_lines_come_as_their_owner_with_the_lowest_priority(tmp_path: Path) -> None:
     async with front(tmp_path, keys=KEYS) as it, it.client("secret-n") as client:
         seen: list[dict[str, Any]] = []
-        routes = it.app._app
+        chat = it.app._engine_apps[CHAT]
 
         async def looking(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == CHAT:
-                seen.append(scope)
-            await routes(scope, receive, send)
+            seen.append(scope)
+            await chat(scope, receive, send)
 
-        it.app._app = looking  # type: ignore[assignment]
+        it.app._engine_apps[CHAT] = looking
         batch = await reached(client, await started(client, lines("hot", "cold")), "completed")
         assert [(scope[CALLER].id, scope[PRIORITY]) for scope in seen] == [("narrow", OFFLINE_PRIORITY)] * 2
         found = await results(client, batch.error_file_id)
