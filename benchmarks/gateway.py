@@ -291,6 +291,8 @@ def _profiled(side: Side, kind: Kind) -> Profile:
 
 def _quick(sides: Sequence[Side], options: argparse.Namespace) -> int:
     """Compare CPU per request at 16 connections with the stored ratio."""
+    if not (options.store or RATIOS.exists()):
+        raise LoadError(f"{RATIOS.name} does not exist; --store makes it")
     direct, router = sides
     found: dict[str, list[float]] = {kind.name: [] for kind in KINDS[:2]}
     wrong: dict[str, int] = {}

@@ -24,7 +24,9 @@ def roles(root: int) -> dict[str, list[int]]:
 
 def _role(command: str) -> str:
     if "ServeReplica:" in command:
-        return ROUTER if command.split("ServeReplica:")[1].split()[0].endswith(":Router") else "model replica"
+        # Ray adds the method that runs.
+        deployment = command.split("ServeReplica:")[1].split()[0].partition(":")[2]
+        return ROUTER if deployment == "Router" or deployment.startswith("Router.") else "model replica"
     if "benchmarks.bare_router" in command:
         return ROUTER
     if "serve_app.engines.host" in command:

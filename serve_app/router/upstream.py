@@ -11,6 +11,7 @@ import dataclasses
 import ssl
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -172,8 +173,8 @@ class Answer(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's are no subclass of it.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         if not self._asked:

@@ -115,6 +115,7 @@ async def test_a_stream_joins_to_the_plain_answer(http: aiohttp.ClientSession) -
 
 async def test_what_lies_beside_v1_and_what_does_not_fit_are_answered(http: aiohttp.ClientSession) -> None:
     async with http.post("/tokenize", json={"model": HERE, "prompt": "hello"}) as tokens:
+        assert tokens.status == 200, await tokens.text()
         assert (await tokens.json())["count"] >= 1
     async with http.post(CHAT, json=body(max_tokens=1020)) as refused:
         assert refused.status == 400
