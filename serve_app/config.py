@@ -33,6 +33,9 @@ from serve_app.service_schema import (
 )
 from serve_app.strict import Strict
 
+# What vLLM allows by itself.
+_VLLM_LOGPROBS = 20
+
 
 class ConfigError(ValueError):
     """The configuration is wrong. The message names each wrong key by its path, one a line."""
@@ -207,6 +210,8 @@ class Config(Strict):
                 ]
             if model.tier == "lazy" and self.sleeps(model):
                 args["enable_sleep_mode"] = True
+            if model.max_logprobs > _VLLM_LOGPROBS:
+                args.setdefault("max_logprobs", model.max_logprobs)
             if "tools" in model.abilities:
                 args.setdefault("enable_auto_tool_choice", True)
             if model.tier == "lazy" and self.pool.gpu_memory_gb and "gpu_memory_utilization" not in args:

@@ -187,6 +187,11 @@ class Model(Strict):
         None, description="Id of the model whose engine runs this one: it is a LoRA adapter, and takes no engine."
     )
     adapter: str = Field("", description="The adapter's directory (relative: below models_dir) or hub id.")
+    control_tokens: Literal["neutralise", "refuse", "pass"] = Field(
+        "neutralise",
+        description="What becomes of a chat template's markers in the text of a chat, e.g. `<|im_end|>`: broken in two"
+        " by a space, refused with 400, or left to be read as what they say.",
+    )
     priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
         1.0,
@@ -201,6 +206,11 @@ class Model(Strict):
     )
     max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="A larger max_tokens is refused with 400, and one that is not given is this."
+    )
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(
+        20,
+        description="More alternatives for a token (top_logprobs, prompt_logprobs) are refused with 400: for each"
+        " token of a long prompt they take gigabytes.",
     )
     ttft_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         600, description="From the request to its first token (or the whole answer of one that does not stream)."

@@ -439,12 +439,17 @@ def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
 
 
 def _rough_tokens(caller: Caller, parsed: object) -> int:
-    """What a request will cost, before anything is known of it: four bytes a token, and the answer it asks for."""
+    """What a request will cost, before anything is known of it: four bytes a token, and the answers it asks for."""
     if caller.limits.tokens_per_minute is None:
         return 0
     fields = parsed if isinstance(parsed, dict) else {}
-    answer = next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0)
-    return len(_encoded(fields)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
+    answer = _count_in(next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0))
+    return len(_encoded(fields)) // 4 + answer * max(1, _count_in(fields.get("n")))
+
+
+def _count_in(value: object) -> int:
+    """A number as a client may have written one, before it is checked; 0 for what is none."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

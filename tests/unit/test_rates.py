@@ -318,6 +318,17 @@ async def test_answer_is_booked_with_the_tokens_that_the_engine_counted() -> Non
         assert int(call.headers["x-ratelimit-remaining-tokens"]) > 950
 
 
+async def test_many_choices_cost_as_many_answers_before_they_are_counted() -> None:
+    places = Places(8)
+    async with front(places, **limited(tokens_per_minute=1000)) as (app, _):
+        asked = Call(app, body(max_tokens=100, n=9), headers=by("k"))
+        await until(lambda: places.taken)
+        beside = await Call(app, body(max_tokens=100), headers=by("k")).done()
+        assert (beside.status, beside.error["code"]) == (429, "rate_limit_exceeded")
+        places.end()
+        assert (await asked.done()).status == 200
+
+
 async def test_deeply_nested_body_of_a_key_with_a_token_rate_is_answered_or_a_400() -> None:
     raw = b'{"messages":[{"role":"user","content":"hi"}],"vendor":' + b"[" * 900 + b"]" * 900 + b"}"
     async with front(OK, **limited(tokens_per_minute=1000)) as (app, _):
