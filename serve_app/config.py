@@ -17,6 +17,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import Field, ValidationError, model_validator
 
 from serve_app.engines.base import EngineSpec
+from serve_app.gpu_shares import share_problems
 from serve_app.model_schema import (
     Model,
     Pool,
@@ -118,6 +119,8 @@ class Config(Strict):
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        if problem := next(share_problems(self.models, self.pool), None):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

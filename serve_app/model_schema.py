@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.engine_arguments import refused_arguments
-from serve_app.strict import Strict
+from serve_app.strict import VARIABLE, Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -242,6 +242,14 @@ class Model(Strict):
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
     autoscaling: ResidentAutoscaling | None = Field(None, description="Resident models only; instead of replicas.")
 
+    @field_validator("engine", "engine_env")
+    @classmethod
+    def _filled_in(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, given in value.items():
+            if isinstance(given, str) and (found := VARIABLE.search(given)):
+                raise ValueError(f".{key}: {found[0]} stays as it is: nothing fills in variables here; write the value")
+        return value
+
     @field_validator("id", "aliases")
     @classmethod
     def _printable(cls, value: str | list[str]) -> str | list[str]:
@@ -256,6 +264,12 @@ class Model(Strict):
     def _coherent(self) -> Self:
         if self.autoscaling and self.replicas != 1:
             raise ValueError("replicas: is decided by autoscaling; remove one of the two")
+        target = self.autoscaling.target_ongoing_requests if self.autoscaling else None
+        if target is not None and target >= self.max_ongoing_requests:
+            raise ValueError(
+                f"autoscaling.target_ongoing_requests: {target} must be less than max_ongoing_requests:"
+                f" {self.max_ongoing_requests}; a full replica would never ask for another one"
+            )
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base: a LoRA adapter has both base and adapter")
         if self.base:
