@@ -97,6 +97,12 @@ class Security(Strict):
         description="Origins whose web pages may call the API, e.g. https://chat.example.org; * for all.",
     )
 
+    hosts: list[Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]] = Field(
+        default_factory=list,
+        description="Public host names that a proxy in front passes on, e.g. llm.example.org. Asked only where there are"
+        " no keys and the router listens on the loopback address.",
+    )
+
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         for field in ("id", "sha256"):

@@ -163,7 +163,9 @@ class Generate:
         headers = asked.headers
         decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         if decided.cold and decided.wait_s is not None:
+            held = time.monotonic()
             await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+            asked.held_s += time.monotonic() - held
             decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         decided = await self._lighter(decided, parsed, asked, reply)
         self._decider.remember(decided)
@@ -294,7 +296,8 @@ class Generate:
             asked.sent_at = time.monotonic()
             served = True
             try:
-                await self._relay.run(target, call, reply)
+                # Waiting for a model to load has a limit of its own (`hold_s`).
+                await self._relay.run(target, dataclasses.replace(call, began=call.began + asked.held_s), reply)
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None

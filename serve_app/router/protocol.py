@@ -5,6 +5,8 @@
   message at such a head and would take its body for the next request.
 - `CONNECT`, which the parser takes for such a request too, is refused.
 - A head is bounded in size (431) and in time; uvicorn bounds neither here.
+- A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
+  long as it likes, at no cost.
 - What cannot be parsed is refused in OpenAI's shape.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
@@ -23,6 +25,7 @@ from serve_app.errors import ApiError
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
@@ -38,6 +41,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._ignored_upgrade = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -45,9 +49,20 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timers."""
         self._stop_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client has left so much unread that we wait for it."""
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on."""
+        self._stop_send_timer()
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; go on after a request to upgrade as if it were an ordinary one."""
@@ -113,6 +128,11 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self._head_timer:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _refuse(self, error: ApiError) -> None:
         """Answer and close; what comes after cannot be told from a request.
