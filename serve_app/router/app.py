@@ -32,7 +32,7 @@ from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
 from serve_app.router.files import FilesApi
-from serve_app.router.fleet import Fleet, FleetView
+from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -62,7 +62,8 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions.
+    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions,
+    and `nodes` tells what the nodes of the cluster offer.
     """
 
     def __init__(
@@ -73,13 +74,22 @@ class RouterApp:
         identity: str,
         *,
         meter: Meter = no_meter,
+        nodes: NodeView = unknown_nodes,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
-        self.fleet = Fleet(self._catalog, deployments, pool, self._relay, warm_s=config.pool.ageing_s / 2)
+        self.fleet = Fleet(
+            self._catalog,
+            deployments,
+            pool,
+            self._relay,
+            warm_s=config.pool.ageing_s / 2,
+            nodes=nodes,
+            pool_resources=config.pool.resources,
+        )
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
         self._open = 0

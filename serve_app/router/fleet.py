@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
 from serve_app.errors import ApiError, unavailable
-from serve_app.model_schema import Model
+from serve_app.model_schema import Model, Resources
+from serve_app.models.placement import lacking
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
@@ -32,6 +33,13 @@ _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
 _WARM_PAUSE_S = 5.0
 _POOL_RETRY_AFTER_S = 5.0
+
+
+NodeView = Callable[[], Sequence[Mapping[str, float]] | None]
+
+
+def unknown_nodes() -> None:
+    """Before anything was heard of the cluster's nodes."""
 
 
 class FleetView(Mapping[str, ModelState]):
@@ -60,7 +68,7 @@ class FleetView(Mapping[str, ModelState]):
 class Fleet:
     """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
-    `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
+    `nodes`: the cluster's, as last heard. `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
     from a model that is in use.
     """
 
@@ -72,6 +80,8 @@ class Fleet:
         relay: Relay,
         *,
         warm_s: float = 30.0,
+        nodes: NodeView = unknown_nodes,
+        pool_resources: Resources = Resources(),  # noqa: B008 # frozen
     ) -> None:
         self._catalog = catalog
         self._deployments = deployments
@@ -79,6 +89,8 @@ class Fleet:
         self._pool = pool
         self.cold = ColdStarts(pool)
         self._warm_s = warm_s
+        self._nodes = nodes
+        self._pool_resources = pool_resources
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._spreading: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
@@ -143,7 +155,12 @@ class Fleet:
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
-            return PublishedModel(state, expected_load_s=model.expected_load_s, expected_wake_s=model.expected_load_s)
+            return PublishedModel(
+                state,
+                expected_load_s=model.expected_load_s,
+                expected_wake_s=model.expected_load_s,
+                failure=self.shortage(model),
+            )
         best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(
             state=best.state,
@@ -159,6 +176,14 @@ class Fleet:
             pinned=any(found.pinned for found in states),
             phases=best.phases,
         )
+
+    def shortage(self, model: Model) -> str:
+        """Why the model's deployment has no replica, where that is for want of a node that could hold one."""
+        model = self.engine_of(model)
+        nodes = self._nodes()
+        if nodes is None or self._replicas(model):
+            return ""
+        return lacking(model.resources if model.tier == "resident" else self._pool_resources, nodes)
 
     async def order(self, model: Model, order: Order) -> None:
         """Have an operator's order carried out: a load where it is best, the rest wherever the model is up.

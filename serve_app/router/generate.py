@@ -348,15 +348,19 @@ class Generate:
     def _still_loading(self, model: Model, patience_s: float) -> ApiError:
         status = self._fleet.status(model)
         return unavailable(
-            f"{model.id} is still loading; it was waited for {patience_s:g} s.",
+            f"{model.id} is still loading; it was waited for {patience_s:g} s{self._why_not(model)}.",
             code="model_loading",
             retry_after_s=max(1.0, status.expected_wake_s),
         )
 
+    def _why_not(self, model: Model) -> str:
+        shortage = self._fleet.shortage(model)
+        return f"; {shortage}" if shortage else ""
+
     def _absent(self, model: Model) -> ApiError:
         expected = self._fleet.status(model).expected_load_s
         return unavailable(
-            f"{model.id} is being started.",
+            f"{model.id} is being started{self._why_not(model)}.",
             code="model_starting",
             retry_after_s=expected or _RESTART_RETRY_AFTER_S,
         )
