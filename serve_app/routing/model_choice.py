@@ -200,6 +200,9 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
+    # Held to a call (`required`, or a function by name) an engine needs no parser to find it.
+    if "tools" not in model.abilities and facts.chat.get("tools") and facts.chat.get("tool_choice") in (None, "auto"):
+        raise bad_request(f"{model.id} does not call tools here.", "tools", "unsupported_tools")
     for field in _ALTERNATIVES:
         asked = facts.body.get(field)
         # In a chat `logprobs` is a switch.
