@@ -159,7 +159,8 @@ class Fleet:
                 state,
                 expected_load_s=model.expected_load_s,
                 expected_wake_s=model.expected_load_s,
-                failure=self.shortage(model),
+                # A pool at zero may well be without nodes, and gets one when it is asked for.
+                failure=self.shortage(model) if model.tier == "resident" else "",
             )
         best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -27,9 +28,9 @@ def same_engine(real: Service) -> Any:
     assert engines(real) == before
 
 
-def engines(real: Service) -> tuple[Any, ...]:
-    pids = [process.pid for name in ("LazyPool", "Resident") for process in real.engine_processes(name)]
-    return real.model(QWEN)["loads"], real.model(RESIDENT)["loads"], *pids[:0]
+def engines(real: Service) -> dict[str, int]:
+    """How often each model was started: an engine that dies is started again."""
+    return {model: real.model(model)["loads"] for model in (QWEN, RESIDENT)}
 
 
 def refused(real: Service, path: str, fields: dict[str, Any]) -> dict[str, Any]:
@@ -166,16 +167,15 @@ def test_text_of_a_client_or_a_tool_holds_no_role_markers(real: Service, role: s
 
 @pytest.mark.case(26)
 def test_long_prompts_at_once_restart_nothing(real: Service) -> None:
-    before = real.model(RESIDENT)["loads"], [process.pid for process in real.engine_processes("Resident")]
-    import concurrent.futures
+    before = engines(real), [process.pid for process in real.engine_processes("Resident")]
 
     def ask(number: int) -> int:
         long = f"{number} " + "tea and cake " * 500
         messages = [{"role": "user", "content": long}]
         return real.request(CHAT, {"model": RESIDENT, "messages": messages, "max_tokens": 2}, timeout_s=120)[0]
 
-    with concurrent.futures.ThreadPoolExecutor(6) as pool:
+    with ThreadPoolExecutor(6) as pool:
         statuses = list(pool.map(ask, range(6)))
     assert set(statuses) <= {200, 503}
     assert 200 in statuses
-    assert (real.model(RESIDENT)["loads"], [process.pid for process in real.engine_processes("Resident")]) == before
+    assert (engines(real), [process.pid for process in real.engine_processes("Resident")]) == before

@@ -361,6 +361,30 @@ def test_queued_model_is_not_starved_by_traffic_on_a_loaded_one(traffic: Callabl
     assert waits_s(world(at=start), traffic) <= BOUND_S
 
 
+@pytest.mark.case(89)
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_ten_requests_for_one_model_and_one_for_another_take_three_loads_at_most(first: str) -> None:
+    w = world()
+    for name in [first, "a", "b", *["a"] * 9]:
+        w.want(name)
+    answered = {"a": 0, "b": 0}
+    for _ in range(600):
+        for name, asked in (("a", 10), ("b", 1)):
+            # Whoever was granted comes in, one after the other, a second each.
+            if answered[name] < asked and w.begin(name):
+                w.run(1)
+                w.finish(name)
+                answered[name] += 1
+            elif answered[name] < asked and not w.waiting[name]:
+                w.want(name)
+        w.run(0.5)
+        if answered == {"a": 10, "b": 1}:
+            break
+    assert answered == {"a": 10, "b": 1}
+    assert len(w.actions(Load)) <= 3
+    assert max(w.actions(Grant, "a") + w.actions(Grant, "b")) < BOUND_S
+
+
 @pytest.mark.parametrize("traffic", TRAFFIC)
 def test_model_that_lacks_only_host_memory_is_not_starved_by_traffic_either(traffic: Callable[[World], None]) -> None:
     w = world(sleeper("a", 4, process_bytes=4), sleeper("b", 4, process_bytes=4), host_bytes=6)

@@ -805,6 +805,17 @@ async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> Non
         assert (await Call(app, path="/ready", method="GET").done()).status == 503
 
 
+@pytest.mark.case(115)
+@pytest.mark.parametrize("state", ["failed", "stopped", "loading", "unloading", "asleep"])
+async def test_trouble_of_a_lazy_model_is_a_detail_of_readiness(pool: Pool, state: str) -> None:
+    async with behind(answer(200, {})) as (app, _):
+        set_replicas("Pool", [Replica("pool-0", {}, SECRET, {COLD: PublishedModel(state, failure="it was killed")}, True)])
+        ready = await Call(app, path="/ready", method="GET").done()
+        assert (ready.status, ready.json["models"][HOT], ready.json["models"][COLD]) == (200, "awake", state)
+        # By its alias the hot model answers as readiness says.
+        assert (await Call(app, body(model="nick")).done()).status == 200
+
+
 @pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/nowhere", "GET"), ("/v1/completions", "GET")])
 async def test_every_answer_has_a_request_id(pool: Pool, path: str, method: str) -> None:
     async with routed(pool) as app:
