@@ -32,7 +32,9 @@ def build(args: dict[str, Any]) -> Application:
     config = parse_config(args)
     if missing := missing_for(config):
         raise ConfigError("\n".join(missing))
-    residents = {model.id: (deployment_name(model), _resident(config, model)) for model in config.residents}
+    residents = {
+        model.id: (deployment_name(model), _resident(config, model)) for model in config.residents if not model.external
+    }
     pool = (POOL, _pool(config)) if config.lazy else None
     router = serve.deployment(
         Router,

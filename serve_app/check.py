@@ -124,7 +124,7 @@ def _schemas_of(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _model_problems(config: Config, model: Model) -> list[str]:
-    if model.fake:
+    if model.fake or model.external:
         return []
     if model.base:
         return _adapter_problems(config, model)

@@ -81,6 +81,11 @@ class Config(Strict):
         for index, model in enumerate(self.models):
             if model.base and model.base not in engines:
                 raise ValueError(f"models[{index}].base: {model.base} is not the id of a model with an engine here")
+            if model.base and engines[model.base].external:
+                raise ValueError(
+                    f"models[{index}].base: {model.base} is an external server, whose adapters are models of their own;"
+                    " give this one `external`, too"
+                )
             if model.base and model.tier != engines[model.base].tier:
                 raise ValueError(f"models[{index}].tier: an adapter has its base's: {engines[model.base].tier}")
         return self
@@ -121,6 +126,17 @@ class Config(Strict):
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
         if problem := next(share_problems(self.models, self.pool), None):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _drains(self) -> Self:
+        """A model that says how long its answers may take is promised so long, on an upgrade or a scale-down too."""
+        for index, model in enumerate(self.models):
+            if model.total_timeout_s is not None and model.total_timeout_s > self.router.drain_s:
+                raise ValueError(
+                    f"models[{index}].total_timeout_s: {model.total_timeout_s:g} is more than router.drain_s:"
+                    f" {self.router.drain_s:g}; an upgrade or a scale-down would cut such an answer: raise drain_s"
+                )
         return self
 
     @model_validator(mode="after")
@@ -228,6 +244,7 @@ class Config(Strict):
             max_ongoing=model.max_ongoing_requests,
             load_timeout_s=model.load_timeout_s,
             steer_timeout_s=model.sleep.timeout_s,
+            kv_cache_limit=model.kv_cache_limit,
         )
 
     def sleeps(self, model: Model) -> bool:

@@ -1,7 +1,7 @@
 """Whether the engines that share a GPU fit on it together, as the configuration says it. Pure.
 
-Ray's `num_gpus` keeps count and no memory; vLLM's `gpu_memory_utilization` takes memory and keeps no count. Two engines on
-one card whose figures disagree end in one of them running out of memory, perhaps the one that was there first.
+Ray's `num_gpus` keeps count and no memory; vLLM's `gpu_memory_utilization` takes memory and keeps no count. Two engines
+on one card whose figures disagree end in one of them running out of memory, perhaps the one that was there first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ _ROUNDING = 1.005
 
 def share_problems(models: Sequence[Model], pool: Pool) -> Iterator[str]:
     """What is wrong, as `KEY: reason`."""
-    engines = [(f"models[{index}]", model) for index, model in enumerate(models) if not (model.fake or model.base)]
+    engines = [
+        (f"models[{index}]", model)
+        for index, model in enumerate(models)
+        if not (model.fake or model.base or model.external)
+    ]
     for where, model in engines:
         if model.tier == "resident":
             yield from _fraction(where, model, model.resources.num_gpus)
@@ -26,7 +30,7 @@ def share_problems(models: Sequence[Model], pool: Pool) -> Iterator[str]:
         whole = [model.id for _, model in lazy if "gpu_memory_utilization" not in model.engine]
         if fraction and whole and len(lazy) > 1:
             yield (
-                f"pool.gpu_memory_gb: missing; without it {whole[0]} takes vLLM's own share of the GPU, nearly all of it,"
+                f"pool.gpu_memory_gb: missing; without it {whole[0]} takes vLLM's own share of the GPU, nearly all,"
                 " and no other lazy model fits beside it"
             )
         for where, model in lazy:
@@ -50,6 +54,6 @@ def _fraction(where: str, model: Model, num_gpus: float) -> Iterator[str]:
     share = model.engine.get("gpu_memory_utilization")
     if 0 < num_gpus < 1 and not (isinstance(share, int | float) and share <= num_gpus):
         yield (
-            f"{where}.engine.gpu_memory_utilization: {share or 'missing'}; a replica with num_gpus: {num_gpus:g} may take"
-            " at most that share of its GPU"
+            f"{where}.engine.gpu_memory_utilization: {share or 'missing'}; a replica with num_gpus: {num_gpus:g}"
+            " may take at most that share of its GPU"
         )

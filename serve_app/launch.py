@@ -135,7 +135,7 @@ def _holder(port: int) -> str:
 
 def _check_models(config: Config) -> None:
     for model in config.models:
-        if model.fake:
+        if model.fake or model.external:
             continue
         path = Path(model.path(config.models_dir))
         if not path.is_absolute():
@@ -171,7 +171,7 @@ def _check_memory(config: Config, console: Console) -> None:
 
 
 def _on_gpu(model: Model) -> bool:
-    return bool(model.fake) or model.resources.num_gpus > 0
+    return bool(model.fake or model.external) or model.resources.num_gpus > 0
 
 
 def _serve_run(target: Path, log: Any) -> subprocess.Popen[bytes]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.engine_arguments import refused_arguments
+from serve_app.external_schema import External
 from serve_app.strict import VARIABLE, Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -106,6 +107,7 @@ class FakeScript(Strict):
     tokens: int = 16
     text: str = ""
     reasoning: str = ""
+    kv_places: int = 0
     fail_at: int = -1
     die_at: int = -1
     stall_at: int = -1
@@ -201,8 +203,13 @@ class Model(Strict):
         256, description="Requests in flight in one replica; the next is refused with 503, exactly."
     )
     queue: Queue = Queue()
+    kv_cache_limit: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None,
+        description="From this part of its KV cache in use on, and while a request waits for it, an engine takes no"
+        " more: they wait in the queue. Unset: they wait in the engine.",
+    )
     max_prompt_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Longer prompts are refused with 400 (by estimate, near the limit by count)."
+        None, description="Longer prompts are refused with 400: by count, or by estimate without a tokenizer here."
     )
     max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="A larger max_tokens is refused with 400, and one that is not given is this."
@@ -221,6 +228,9 @@ class Model(Strict):
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model's files.")
     fake: FakeScript | None = None
+    external: External | None = Field(
+        None, description="An OpenAI-compatible server that runs elsewhere answers, instead of an engine of ours."
+    )
     load_timeout_s: Annotated[float, Field(gt=0)] = 900
     expected_load_s: Annotated[float, Field(gt=0)] = Field(
         20, description="First guess of the load time, until one was measured."
@@ -278,6 +288,9 @@ class Model(Strict):
                     "base: an adapter runs on its base's engine; remove source, engine, trust_remote_code and fake"
                 )
             return self
+        if self.external:
+            self._check_external()
+            return self
         if self.fake and (self.engine or self.source):
             raise ValueError("fake: a scripted engine takes neither source nor engine")
         if not self.fake and not self.source:
@@ -290,6 +303,14 @@ class Model(Strict):
         if refused := next(refused_arguments(self.engine, self.engine_env), None):
             raise ValueError(refused)
         return self
+
+    def _check_external(self) -> None:
+        """What a server of somebody else's takes nothing of is a mistake where it is said."""
+        if self.tier != "resident":
+            raise ValueError("tier: an external server is always there; it is resident")
+        ours = ("engine", "engine_env", "fake", "trust_remote_code", "replicas", "resources", "autoscaling")
+        if given := [name for name in ours if name in self.model_fields_set]:
+            raise ValueError(f"{given[0]}: is for engines of ours, and an external server is none; remove it")
 
     def _check_parsers(self) -> None:
         """Without its parser vLLM answers raw tags in the text, or refuses the fields that need it."""
@@ -304,6 +325,11 @@ class Model(Strict):
     def least_replicas(self) -> int:
         """So many replicas are there whatever the load."""
         return self.autoscaling.min_replicas if self.autoscaling else self.replicas
+
+    @property
+    def served_name(self) -> str:
+        """What the engine that answers calls the model."""
+        return (self.external.model if self.external else "") or self.id
 
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""

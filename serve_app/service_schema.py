@@ -41,7 +41,7 @@ class RouterSettings(Strict):
     max_held_per_model: Annotated[int, Field(ge=1)] = Field(256, description="The same, for one model.")
     degrade: Degrade = Degrade()
     comment_s: Annotated[float, Field(gt=0)] = Field(
-        15, description="A stream whose engine says nothing gets a comment this often, which keeps proxies awake."
+        15, description="A stream that waits in a queue, or whose engine says nothing, gets a comment this often."
     )
     loading_comment_s: Annotated[float, Field(gt=0)] = Field(
         1.0, description="A held stream gets a comment about the load this often."

@@ -20,7 +20,11 @@ class Strict(BaseModel):
     @classmethod
     def _as_it_is_written(cls, value: Any, info: ValidationInfo) -> Any:
         """YAML reads `no` as false, and pydantic would take true for 1; nobody fills in `${HOME}`."""
-        if isinstance(value, bool) and info.field_name and not _takes_bool(cls.model_fields[info.field_name].annotation):
+        if (
+            isinstance(value, bool)
+            and info.field_name
+            and not _takes_bool(cls.model_fields[info.field_name].annotation)
+        ):
             raise ValueError("must not be true or false (YAML reads yes, no, on and off so; quote a name)")
         if isinstance(value, str) and (found := VARIABLE.search(value)):
             raise ValueError(f"{found[0]} stays as it is: nothing fills in variables here; write the value")

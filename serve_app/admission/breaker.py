@@ -35,6 +35,10 @@ class Breaker:
         if record.failures >= self._failures:
             record.open_until = now + self._pause_s
 
+    def told(self, replica: str, until: float) -> None:
+        """The replica itself has said until when it takes nothing."""
+        self._records[replica] = _Record(self._failures, until)
+
     def worked(self, replica: str) -> None:
         """A request was answered by the replica."""
         self._records.pop(replica, None)

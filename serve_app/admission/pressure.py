@@ -1,7 +1,7 @@
 """PURE. What is given up when a model has too much to do, in this order: thinking, size, the least important requests.
 
-`load` is 1 where every place of every replica is taken; beyond that requests wait. KV cache counts the same way: a
-replica whose cache is full pre-empts requests, which is worse than a full list of places.
+`load` is 1 where every place of every replica is taken; beyond that requests wait. KV cache counts the same way, and
+a replica whose cache is full while requests wait for it has no place left, however many the configuration gives it.
 """
 
 from __future__ import annotations
@@ -9,27 +9,33 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
+from serve_app.admission.kv_cache import is_full
+from serve_app.engines.base import EngineLoad
 from serve_app.service_schema import Degrade
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Usage:
-    """What one replica publishes. `kv_cache` from 0 to 1; `waiting`: requests that its engine has not begun."""
+    """What one replica publishes, and the limits of its model."""
 
     in_flight: int
     places: int
-    kv_cache: float = 0.0
-    waiting: int = 0
+    engine: EngineLoad = dataclasses.field(default_factory=EngineLoad)
+    kv_cache_limit: float | None = None
+
+    @property
+    def places_now(self) -> int:
+        """Those that its KV cache has room for: where it is full, no more than are taken."""
+        return min(self.places, self.in_flight) if is_full(self.engine, self.kv_cache_limit) else self.places
 
 
 def load_of(replicas: Iterable[Usage], queued: int = 0) -> float:
     """How loaded a model is over all its replicas, the requests that wait before them included; 0 without a replica."""
     found = list(replicas)
-    places = sum(usage.places for usage in found)
-    if not places:
+    if not found:
         return 0.0
-    taken = (sum(usage.in_flight for usage in found) + queued) / places
-    return max(taken, min(usage.kv_cache for usage in found))
+    taken = (sum(usage.in_flight for usage in found) + queued) / max(1, sum(usage.places_now for usage in found))
+    return max(taken, min(usage.engine.kv_cache for usage in found))
 
 
 def shrunk_budget(load: float, budget: int | None, settings: Degrade) -> int | None:

@@ -85,12 +85,18 @@ class FairQueue:
         """The request that goes in now; it is out of the queue then."""
         if not self._waiting:
             return None
-        first = min(
-            self._waiting.values(),
-            key=lambda one: (-one.priority, self._in_flight[one.key], self._last_end[one.key], one.number),
-        )
+        first = min(self._waiting.values(), key=self._rank)
         del self._waiting[first.number]
         return first
+
+    def place(self, ticket: Ticket) -> int:
+        """How many go in no later than this request, itself counted, as things are now. One that tries is the first."""
+        if ticket.number not in self._waiting:
+            return 1
+        return sum(self._rank(one) <= self._rank(ticket) for one in self._waiting.values())
+
+    def _rank(self, ticket: Ticket) -> tuple[int, int, int, int]:
+        return -ticket.priority, self._in_flight[ticket.key], self._last_end[ticket.key], ticket.number
 
     def overdue(self, now: float) -> list[Ticket]:
         """Those that waited too long; they are out of the queue then."""

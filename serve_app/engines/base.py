@@ -45,6 +45,7 @@ class EngineSpec:
     `args` are the engine's own arguments (for vLLM: the fields of its command line, underscored).
     `max_ongoing` is the exact number of requests in flight; the next one is refused with 503.
     `steer_timeout_s`: how long falling asleep, or waking, may take before the engine is ended.
+    `kv_cache_limit`: see `admission.kv_cache`; None: no limit.
     """
 
     model_id: str
@@ -55,6 +56,19 @@ class EngineSpec:
     max_ongoing: int
     load_timeout_s: float = 900.0
     steer_timeout_s: float = 60.0
+    kv_cache_limit: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine's scheduler has to do, by its own account; all zero where it says nothing.
+
+    `kv_cache`: part of its KV cache in use, from 0 to 1. `waiting`: requests that it has not begun, or pre-empted.
+    """
+
+    kv_cache: float = 0.0
+    running: int = 0
+    waiting: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -100,6 +114,10 @@ class Engine(Protocol):
     def served(self) -> int:
         """Requests finished since the start, as last reported."""
 
+    @property
+    def reported(self) -> EngineLoad:
+        """What its scheduler has to do, as last reported."""
+
     async def start(self) -> None:
         """Return once the first token was generated. Raises `EngineError`; nothing is left running then.
 
@@ -141,7 +159,7 @@ ReportPhase = Callable[[Phase], None]
 class ServedApp:
     """What an engine runtime gives its host: the HTTP surface, and ways to know and to steer the engine.
 
-    `sleep` takes the level; `wake` returns once a token was generated.
+    `sleep` takes the level; `wake` returns once a token was generated. `load` is called for each request.
     """
 
     app: ASGIApp
@@ -149,6 +167,7 @@ class ServedApp:
     attach_server: Callable[[Any], None]
     sleep: Callable[[int], Awaitable[None]]
     wake: Callable[[], Awaitable[None]]
+    load: Callable[[], EngineLoad]
 
 
 class Runtime(Protocol):

@@ -9,6 +9,7 @@ text `fake[field=value,...]` in its last message:
     fail_sleep, fail_wake  a message: it fails with it      hang_sleep, hang_wake  it never ends
     ttft_s, tpot_s time to first token, per token after it  tokens       length of an answer
     text           the answer, one token a word             reasoning    text in the reasoning field
+    kv_places      requests whose KV cache fits at once; the others wait in the engine (0: all fit)
     fail_at        raise at this token (0: before any)      die_at       end the process at this token
     stall_at       stop for ever at this token              cut          write SSE in pieces of this many bytes
 
@@ -35,7 +36,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.engines.base import EngineLoad, EngineSpec, Phase, ReportPhase, ServedApp
 from serve_app.model_schema import FakeScript
 
 _OVERRIDE = re.compile(r"fake\[([^\]]*)\]")
@@ -90,7 +91,14 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
         await _scripted(script.wake_s, script.fail_wake, hang=script.hang_wake)
         ballast = os.urandom(1 << 20) * script.memory_mb
 
-    yield ServedApp(app=fake.app(), dead=lambda: False, attach_server=lambda server: None, sleep=sleep, wake=wake)
+    yield ServedApp(
+        app=fake.app(),
+        dead=lambda: False,
+        attach_server=lambda server: None,
+        sleep=sleep,
+        wake=wake,
+        load=fake.scheduler.load,
+    )
     del ballast
 
 
@@ -102,9 +110,36 @@ async def _scripted(seconds: float, failure: str, *, hang: bool) -> None:
         raise RuntimeError(failure)
 
 
+class _Scheduler:
+    """Lets as many requests run as have room in the KV cache, each taking the same part of it."""
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._room = asyncio.Semaphore(places or 1 << 30)
+        self._running = self._waiting = 0
+
+    def load(self) -> EngineLoad:
+        return EngineLoad(self._running / self._places if self._places else 0.0, self._running, self._waiting)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        self._waiting += 1
+        try:
+            await self._room.acquire()
+        finally:
+            self._waiting -= 1
+        self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
+            self._room.release()
+
+
 class _FakeServer:
     def __init__(self, model_id: str, script: Script) -> None:
         self.model_id, self.script = model_id, script
+        self.scheduler = _Scheduler(script.kv_places)
 
     def app(self) -> Starlette:
         return Starlette(
@@ -129,7 +164,7 @@ class _FakeServer:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or script.context
         if limit > script.context:
             return _error(400, f"This model's maximum context length is {script.context} tokens.", "BadRequestError")
-        reply = _Reply(chat="messages" in body, body=body, model=self.model_id, script=script, limit=limit)
+        reply = _Reply("messages" in body, body, self.model_id, script, limit, self.scheduler)
         if body.get("stream"):
             return StreamingResponse(_pieces(reply.stream(), script.cut), media_type="text/event-stream")
         return await self._whole(request, reply)
@@ -158,8 +193,14 @@ class _Reply:
     model: str
     script: Script
     limit: int
+    scheduler: _Scheduler
 
     async def tokens(self) -> AsyncIterator[str]:
+        async with self.scheduler.turn():
+            async for token in self._generated():
+                yield token
+
+    async def _generated(self) -> AsyncIterator[str]:
         words = self.script.words(self.limit)
         for index, word in zip(itertools.count(), [*words, None]):
             if index == self.script.die_at:

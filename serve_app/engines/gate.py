@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, Refusal
+from serve_app.admission.kv_cache import refuses
+from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineLoad, Refusal
 
 # What a Router may ask of an engine. vLLM's app has more (control, profiling, metrics): none of it is reachable.
 SERVED_PATHS = frozenset(
@@ -39,11 +41,22 @@ class Gate:
     """ASGI middleware around one engine's app.
 
     Counting happens in the host's own event loop, so the limit is exact and `close_if_idle` is atomic:
-    between its look at the counter and the refusal of the next request nothing else can run.
+    between its look at the counter and the refusal of the next request nothing else can run. The same goes for the KV
+    cache: what replicas publish is up to a second old, `load` is of the engine's last step.
     """
 
-    def __init__(self, app: ASGIApp, *, max_ongoing: int, secret: str) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        max_ongoing: int,
+        secret: str,
+        load: Callable[[], EngineLoad] = EngineLoad,
+        kv_cache_limit: float | None = None,
+    ) -> None:
         self.app = app
+        self._load = load
+        self._kv_cache_limit = kv_cache_limit
         self.max_ongoing = max_ongoing
         self.in_flight = 0
         self.in_flight_bytes = 0
@@ -98,6 +111,8 @@ class Gate:
             await _answer(send, 503, "The engine is closing.", Refusal.CLOSED)
         elif self.in_flight >= self.max_ongoing:
             await _answer(send, 503, f"All {self.max_ongoing} places are taken.", Refusal.FULL)
+        elif refuses(self._load(), self.in_flight, self._kv_cache_limit):
+            await _answer(send, 503, "The KV cache is full, and requests wait for it.", Refusal.FULL)
         else:
             await self._count(scope, receive, _ended(send) if path == _RESPONSES else send)
 

@@ -6,8 +6,8 @@ event a line on what was its stdout:
 
     commands  start {spec, address, secret} · close_if_idle {number} · close {number}
               sleep {number, level} · wake {number} · stop
-    events    standby · phase {phase} · ready · activity {in_flight, served, tokens} (every second at least)
-              done {number, ok, in_flight, served, message} · failed {message}
+    events    standby · phase {phase} · ready · failed {message} · done {number, ok, in_flight, served, message}
+              activity {in_flight, served, tokens, load} (every second at least)
 
 End of file on stdin means that the supervisor is gone: the whole process group ends at once, so that no
 engine outlives its replica.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import importlib
 import os
@@ -35,7 +36,7 @@ import orjson
 import uvicorn
 import uvloop
 
-from serve_app.engines.base import Address, EngineKind, EngineSpec, Phase, Runtime, ServedApp
+from serve_app.engines.base import Address, EngineKind, EngineLoad, EngineSpec, Phase, Runtime, ServedApp
 from serve_app.engines.gate import Gate
 
 _PR_SET_PDEATHSIG = 1
@@ -121,7 +122,13 @@ async def run(command: dict[str, Any], runtime: Runtime, commands: Commands, eve
         events.send("phase", phase=phase.value)
 
     async with runtime.serve(spec, report) as served:
-        gate = Gate(served.app, max_ongoing=spec.max_ongoing, secret=command["secret"])
+        gate = Gate(
+            served.app,
+            max_ongoing=spec.max_ongoing,
+            secret=command["secret"],
+            load=served.load,
+            kv_cache_limit=spec.kv_cache_limit,
+        )
         server = _listen(gate, Address(**command["address"]))
         served.attach_server(server.server)
         serving = asyncio.create_task(server.run())
@@ -226,12 +233,16 @@ async def _watch(
     served: ServedApp, gate: Gate, events: Events, stop: asyncio.Event, serving: asyncio.Task[None]
 ) -> None:
     """Report what is served, and the engine's death; return when it is time to go."""
-    reported, reported_at = (0, 0), time.monotonic()
+    reported, reported_at = (0, 0, EngineLoad()), time.monotonic()
     while not stop.is_set() and not serving.done():
         now = time.monotonic()
-        if (gate.in_flight, gate.served) != reported or now - reported_at >= HEARTBEAT_S:
-            reported, reported_at = (gate.in_flight, gate.served), now
-            events.send("activity", in_flight=gate.in_flight, served=gate.served, tokens=gate.in_flight_tokens)
+        activity = (gate.in_flight, gate.served, served.load())
+        if activity != reported or now - reported_at >= HEARTBEAT_S:
+            reported, reported_at = activity, now
+            load = dataclasses.asdict(activity[2])
+            events.send(
+                "activity", in_flight=gate.in_flight, served=gate.served, tokens=gate.in_flight_tokens, load=load
+            )
         if served.dead():
             gate.dead = True
             with contextlib.suppress(TimeoutError):
@@ -254,6 +265,10 @@ def main() -> None:
     commands.start()
     runtime = load_runtime(cast(EngineKind, sys.argv[1]))
     runtime.preload()
+    # What was imported lives as long as the process. A collection that walked it in a forked engine core would write to
+    # (and so copy) every page of it: 1.5 s of a load.
+    gc.collect()
+    gc.freeze()
     events.send("standby")
     try:
         uvloop.run(run(commands.first(), runtime, commands, events))

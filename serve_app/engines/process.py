@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from typing import Any
 import orjson
 import psutil
 
-from serve_app.engines.base import Address, EngineError, EngineKind, EngineSpec, Phase, StuckError
+from serve_app.engines.base import Address, EngineError, EngineKind, EngineLoad, EngineSpec, Phase, StuckError
 from serve_app.engines.memory import taken_by
 
 logger = logging.getLogger(__name__)
@@ -39,19 +38,6 @@ _CAUSE = re.compile(r"(?:^|[\] ])((?:[A-Za-z_]+\.)*[A-Z]\w*(?:Error|Exception)):
 _NOISE = re.compile(r"Engine core initialization failed|Engine core proc")
 
 
-def reserve_port(host: str) -> tuple[Address, socket.socket]:
-    """A port that stays ours while the returned socket lives, though nothing answers on it until a host listens.
-
-    The socket is bound and never listens; hosts share the port (`SO_REUSEPORT`) one after the other. So a
-    model keeps its address over restarts, and a stopped one refuses connections at once.
-    """
-    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    # Not SO_REUSEADDR: with it the kernel may choose the same port twice while nobody listens on it.
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    sock.bind((host, 0))
-    return Address(host, sock.getsockname()[1]), sock
-
-
 class StandbyHost:
     """A child that has imported its engine and waits for a model to run."""
 
@@ -65,6 +51,7 @@ class StandbyHost:
         self.in_flight = 0
         self.served = 0
         self.tokens = 0
+        self.reported = EngineLoad()
         self.tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self.failure: str | None = None
         self.began = False
@@ -171,7 +158,7 @@ class StandbyHost:
             self.process.stdin.close()
         # Its last words say why it ended; they are all there once nobody holds the other end.
         await asyncio.wait([self._log], timeout=_LAST_WORDS_S)
-        self.phase, self.in_flight = Phase.STOPPED, 0
+        self.phase, self.in_flight, self.reported = Phase.STOPPED, 0, EngineLoad()
         self.exited.set()
 
     async def _next_event(self, events: asyncio.StreamReader) -> bytes:
@@ -191,7 +178,7 @@ class StandbyHost:
                 self.started.set()
             case "activity":
                 self.in_flight, self.served = event["in_flight"], event["served"]
-                self.tokens = event["tokens"]
+                self.tokens, self.reported = event["tokens"], EngineLoad(**event["load"])
             case "done":
                 self.in_flight, self.served = event["in_flight"], event["served"]
                 if (waiting := self._asked.get(event["number"])) and not waiting.done():
@@ -256,6 +243,11 @@ class EngineProcess:
     def served(self) -> int:
         """Requests served since the start, as last reported by the host."""
         return self._host.served if self._host else 0
+
+    @property
+    def reported(self) -> EngineLoad:
+        """See `Engine.reported`; at most 0.2 s old."""
+        return self._host.reported if self._host else EngineLoad()
 
     @property
     def in_flight_tokens(self) -> int:

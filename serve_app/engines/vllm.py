@@ -16,12 +16,13 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from serve_app.engines.base import EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.engines.base import EngineLoad, EngineSpec, Phase, ReportPhase, ServedApp
 
 # What an engine process imports on its way to the first token. Found by starting one and listing
 # sys.modules; a wrong or renamed entry costs start-up time only, so a missing one is passed over.
@@ -239,6 +240,57 @@ def version() -> str:
     return str(__version__)
 
 
+# A running engine takes a step more often than this; one that does not run may have said its last word long ago.
+_STALE_S = 5.0
+
+
+class Meter:
+    """Listens to the scheduler of each engine core (data parallel engines have several).
+
+    `record` and what it is given are vLLM's `StatLoggerBase`, which AsyncLLM takes from its user.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._cores: dict[int, tuple[float, EngineLoad]] = {}
+
+    def factory(self) -> Any:
+        """For `stat_loggers`."""
+        from vllm.v1.metrics.loggers import StatLoggerBase
+
+        cores, clock = self._cores, self._clock
+
+        class Listener(StatLoggerBase):
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **named: Any) -> None:
+                if scheduler_stats is not None:
+                    cores[named.get("engine_idx", 0)] = (
+                        clock(),
+                        EngineLoad(
+                            kv_cache=round(scheduler_stats.kv_cache_usage, 3),
+                            running=scheduler_stats.num_running_reqs,
+                            waiting=scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs,
+                        ),
+                    )
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return Listener
+
+    def load(self) -> EngineLoad:
+        """The emptiest core's KV cache, which gets the next request, and the requests of all."""
+        now = self._clock()
+        loads = [load for at, load in self._cores.values() if now - at < _STALE_S]
+        return EngineLoad(
+            kv_cache=min((load.kv_cache for load in loads), default=0.0),
+            running=sum(load.running for load in loads),
+            waiting=sum(load.waiting for load in loads),
+        )
+
+
 @asynccontextmanager
 async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedApp]:
     """Run vLLM's own OpenAI app on an engine of its own. See `base.Runtime`."""
@@ -258,11 +310,14 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
     # be wrong vLLM itself goes back to spawning.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     report(Phase.LOADING)
+    meter = Meter()
     engine = AsyncLLM.from_vllm_config(
         vllm_config=config,
         usage_context=context,
         enable_log_requests=False,
         disable_log_stats=args.disable_log_stats,
+        # Asking for no statistics at all, one gets none.
+        stat_loggers=None if args.disable_log_stats else [meter.factory()],
     )
     try:
         tasks = await engine.get_supported_tasks()
@@ -281,6 +336,7 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
             attach_server=attach_server,
             sleep=sleeper.sleep,
             wake=sleeper.wake,
+            load=meter.load,
         )
     finally:
         engine.shutdown(timeout=0)

@@ -7,7 +7,8 @@ nodes with the fewest replicas, then the newest; no public way tells it another.
 anywhere, and what is awake on any replica is awake on enough others. So one model in use keeps every replica of
 the pool; how long an unused one does is its `idle_unload_s`.
 
-**Resident.** Load over target, where load is tokens or requests in flight, whichever asks for more. Fewer replicas
+**Resident.** Load over target, where load is tokens in flight, requests in flight or used KV cache, whichever asks
+for most. Fewer replicas
 only when the load would fill less than `_FILL` of those that stay, and never fewer than the busiest moment of the
 delay asked for.
 
@@ -33,6 +34,8 @@ METRICS_EVERY_S = 0.25
 _STALE_S = 10.0
 # Resident replicas that stay after a scale-down are filled to this part of their target at most.
 _FILL = 0.8
+# A KV cache that is used to this part is full: what comes then waits, or has another request pre-empted.
+_FULL_CACHE = 0.95
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,10 +92,11 @@ class ReplicaDemand:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """What one resident replica published: requests in flight, and an estimate of their tokens."""
+    """What one resident replica published: requests in flight, an estimate of their tokens, and its KV cache's use."""
 
     ongoing: float
     tokens: float
+    kv_cache: float = 0.0
 
 
 def decide_pool(
@@ -155,11 +159,12 @@ def decide_resident(
     timers: Timers,
     now: float,
 ) -> Decision:
-    """Decide for one resident model. `target`: what one replica should have at most, of either."""
+    """Decide for one resident model. `target`: requests and tokens that one replica should have at most."""
     known = [replica for replica in running if replica]
     load = max(
         sum(replica.ongoing for replica in known) / target.ongoing,
         sum(replica.tokens for replica in known) / target.tokens,
+        sum(replica.kv_cache for replica in known) / _FULL_CACHE,
     )
     # A replica that has not reported may have any load, and so may those that have died and come again.
     blind = not known or len(known) < len(running)
@@ -271,16 +276,16 @@ def _under(prefix: str, stats: Mapping[str, float]) -> dict[str, float]:
     return {name.removeprefix(prefix): value for name, value in stats.items() if name.startswith(prefix) and value}
 
 
-def load_stats(ongoing: int, tokens: int) -> dict[str, float]:
+def load_stats(ongoing: int, tokens: int, kv_cache: float) -> dict[str, float]:
     """What a resident replica publishes; `read_load` reads it."""
-    return {"ongoing": float(ongoing), "tokens": float(tokens)}
+    return {"ongoing": float(ongoing), "tokens": float(tokens), "kv_cache": kv_cache}
 
 
 def read_load(stats: Mapping[str, float] | None) -> ReplicaLoad | None:
     """The typed form of `load_stats`."""
     if stats is None or "ongoing" not in stats:
         return None
-    return ReplicaLoad(ongoing=stats["ongoing"], tokens=stats.get("tokens", 0.0))
+    return ReplicaLoad(stats["ongoing"], stats.get("tokens", 0.0), stats.get("kv_cache", 0.0))
 
 
 def _bounds(ctx: AutoscalingContext) -> Bounds:

@@ -11,7 +11,8 @@ from typing import Any
 from serve_app import log
 from serve_app.config import Config
 from serve_app.engines.base import EngineKind, EngineSpec
-from serve_app.engines.process import EngineProcess, StandbyHost, new_secret, reserve_port
+from serve_app.engines.port import reserve_port
+from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
 from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published

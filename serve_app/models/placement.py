@@ -24,5 +24,7 @@ def lacking(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> str:
     if any(all(node.get(name, 0) >= amount for name, amount in needed.values()) for node in nodes):
         return ""
     together = [words for words, (_, amount) in needed.items() if amount]
-    alone = [words for words in together if not any(node.get(needed[words][0], 0) >= needed[words][1] for node in nodes)]
+    alone = [
+        words for words in together if not any(node.get(needed[words][0], 0) >= needed[words][1] for node in nodes)
+    ]
     return f"no node of the cluster offers {', '.join(alone) or ' with '.join(together)}"

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import ssl
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+from serve_app.engines.base import SECRET_HEADER
+
 # How often Serve asks replicas for what they publish; what the Router shows is at most about twice as old.
 PUBLISH_EVERY_S = 0.5
+_API = "/v1"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PublishedModel:
-    """One model on one replica, as its replica last published it."""
+    """One model on one replica, as its replica last published it. `kv_cache`, `waiting`: see `EngineLoad`."""
 
     state: str
     progress: float = 0.0
     in_flight: int = 0
+    kv_cache: float = 0.0
+    waiting: int = 0
     expected_load_s: float = 0.0
     expected_wake_s: float = 0.0
     loads: int = 0
@@ -31,6 +37,20 @@ class PublishedModel:
     memory_bytes: int = 0
     pinned: bool = False
     phases: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Foreign:
+    """What is different about a server that is not ours. `api`: the path that stands for `/v1`.
+
+    No gate is before it: `places` is how many requests one Router has in flight there at most.
+    """
+
+    api: str
+    places: int
+    connect_timeout_s: float
+    key: str = dataclasses.field(default="", repr=False)
+    tls: ssl.SSLContext | None = dataclasses.field(default=None, repr=False)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,6 +64,11 @@ class Replica:
     moving: bool
     used_bytes: int = 0
     limit_bytes: int = 0
+    foreign: Foreign | None = None
+
+    def target(self, model: str) -> Target:
+        """Its engine of that model."""
+        return Target(self.id, self.urls[model], self.secret, self.foreign)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,7 +77,26 @@ class Target:
 
     replica_id: str
     url: str
-    secret: str
+    secret: str = dataclasses.field(repr=False)
+    foreign: Foreign | None = None
+
+    def at(self, path: str) -> str:
+        """The address of one of an engine's paths."""
+        if self.foreign and path.startswith(_API):
+            return self.url + self.foreign.api + path[len(_API) :]
+        return self.url + path
+
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The header by which the engine knows us."""
+        if self.foreign is None:
+            return {SECRET_HEADER: self.secret}
+        return {"authorization": f"Bearer {self.foreign.key}"} if self.foreign.key else {}
+
+    def without_key(self, text: str) -> str:
+        """What a server that is not ours says, should it quote our key."""
+        key = self.foreign.key if self.foreign else ""
+        return text.replace(key, "***") if key else text
 
 
 def metadata(urls: Mapping[str, str], secret: str) -> dict[str, Any]:

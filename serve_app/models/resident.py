@@ -9,7 +9,8 @@ from typing import Any
 
 from serve_app import log
 from serve_app.engines.base import EngineSpec, Phase
-from serve_app.engines.process import EngineProcess, new_secret, reserve_port
+from serve_app.engines.port import reserve_port
+from serve_app.engines.process import EngineProcess, new_secret
 from serve_app.models.autoscaling import load_stats
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
@@ -37,6 +38,7 @@ class Resident:
         self._problem: str | None = None
         self._guard: asyncio.Task[None] | None = None
         self._load_s = 0.0
+        self._memory_bytes = 0
         self._engine = self._new_engine()
         await self._start()
         self._guard = asyncio.create_task(self._keep_alive())
@@ -48,6 +50,7 @@ class Resident:
         began = time.monotonic()
         await self._engine.start()
         self._load_s = time.monotonic() - began
+        self._memory_bytes = await asyncio.to_thread(self._engine.memory_bytes)
 
     async def _keep_alive(self) -> None:
         while True:
@@ -80,14 +83,17 @@ class Resident:
         model = PublishedModel(
             state="awake" if ready else "loading",
             in_flight=self._engine.in_flight,
+            kv_cache=self._engine.reported.kv_cache,
+            waiting=self._engine.reported.waiting,
             expected_load_s=round(self._load_s, 1),
             loads=1 + len(self._restarts),
+            memory_bytes=self._memory_bytes,
         )
         return published({self._spec.model_id: model}, moving=self._problem is None)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the model is autoscaled."""
-        return load_stats(self._engine.in_flight, self._engine.in_flight_tokens)
+        return load_stats(self._engine.in_flight, self._engine.in_flight_tokens, self._engine.reported.kv_cache)
 
     async def check_health(self) -> None:
         """Serve's hook: an exception has the replica replaced."""

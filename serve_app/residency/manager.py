@@ -44,6 +44,8 @@ class Refused(Exception):
 class ModelStatus:
     """What is published about one model. Times in seconds; `progress` from 0 to 1 while it comes up.
 
+    `kv_cache`, `waiting`: see `EngineLoad`.
+
     `expected_load_s` is that of a whole load, `expected_wake_s` that from where it is now. `loads` and `wakes` count
     those that were begun since the replica started. `place`: in the queue for memory, from 1; 0: it does not wait.
     `phases`: how long each phase of the last start took.
@@ -52,6 +54,8 @@ class ModelStatus:
     state: str
     progress: float
     in_flight: int
+    kv_cache: float
+    waiting: int
     expected_load_s: float
     expected_wake_s: float
     loads: int
@@ -183,6 +187,8 @@ class ResidencyManager:
             state="failed" if failure and stage is Stage.STOPPED else stage.value,
             progress=round(progress, 2),
             in_flight=engine.in_flight if engine else 0,
+            kv_cache=engine.reported.kv_cache if engine else 0.0,
+            waiting=engine.reported.waiting if engine else 0,
             expected_load_s=round(self._policy.load_s(model), 1),
             expected_wake_s=round(expected * (1 - progress), 1),
             loads=self._loads[model],

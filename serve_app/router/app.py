@@ -31,14 +31,16 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.explain import Explain
+from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
-from serve_app.router.generate import PATHS, RECORDED, Generate, refused_record, request_id
+from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
+from serve_app.router.record import RECORDED, refused_record, request_id
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response
 from serve_app.router.responses import ResponseRoutes, Responses
@@ -81,15 +83,18 @@ class RouterApp:
         self._front_door = front_door
         self._catalog = catalog_of(config)
         self._relay = Relay(config.router.connect_timeout_s)
+        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
         self.fleet = Fleet(
             self._catalog,
             deployments,
             pool,
             self._relay,
+            queued=lambda model_id: len(self._lines[model_id]),
             warm_s=config.pool.ageing_s / 2,
             nodes=nodes,
             pool_resources=config.pool.resources,
         )
+        self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
         self._max_open = config.router.max_in_flight
         self._open = 0
@@ -103,7 +108,6 @@ class RouterApp:
 
         self._audit = Audit(config.audit, config.audit.otlp_endpoint)
         self._rates = Rates(config.security.redis_url)
-        self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -133,6 +137,8 @@ class RouterApp:
             kept = [
                 Route("/v1/router/conversations/{id:path}", chats.read, methods=["GET"]),
                 Route("/v1/router/conversations/{id:path}", chats.delete, methods=["DELETE"]),
+                Route("/v1/responses/{id}/input_items", responses.input_items, methods=["GET"]),
+                Route("/v1/responses/{id}/cancel", responses.cancel, methods=["POST"]),
                 Route("/v1/responses/{id}", responses.read, methods=["GET"]),
                 Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
             ]
@@ -250,6 +256,7 @@ class RouterApp:
             if self._front_door:
                 await self._decider.start()
                 background.append(asyncio.create_task(self._schedule.run()))
+                background.append(asyncio.create_task(self._externals.run()))
                 if self._runner:
                     background.append(asyncio.create_task(self._runner.run()))
             await send({"type": "lifespan.startup.complete"})
@@ -326,6 +333,8 @@ class RouterApp:
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,
+            "waiting": status.waiting,
+            "kv_cache": status.kv_cache,
             "place": status.place,
             "expected_wake_s": status.expected_wake_s if waking else 0,
             "load_s": status.expected_load_s,

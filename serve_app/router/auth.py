@@ -105,7 +105,9 @@ class Keys:
         # A page whose name was bound anew to this machine's address is of the same origin to its browser, which names
         # no origin then when it reads. Nobody but this machine should come here, and it knows itself by no public name.
         if self._hosts is not None and (host := _public_name(headers.get("host", ""))) and host not in self._hosts:
-            raise ApiError(403, "This service does not answer to that host name; see security.hosts.", code="wrong_host")
+            raise ApiError(
+                403, "This service does not answer to that host name; see security.hosts.", code="wrong_host"
+            )
 
     def _look(self) -> None:
         """Read the file again if it has changed; a faulty one leaves the keys as they were."""

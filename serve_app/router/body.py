@@ -9,12 +9,9 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from serve_app.errors import ApiError, bad_request
+from serve_app.router.disconnect import ClientGone
 
 _DROPPED_FACTOR = 8
-
-
-class ClientGone(Exception):
-    """The client closed its connection; there is nobody to answer."""
 
 
 async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> object:

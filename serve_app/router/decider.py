@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 from collections.abc import Callable
+from typing import Any
 
 from starlette.datastructures import Headers
 
@@ -139,15 +140,24 @@ class Decider:
         # Where history was shortened on the way, the last request of a conversation that has a name will do.
         return (previous and self._memory.recall(key + previous)) or self._memory.recall(key)
 
-    async def tokens(self, decided: Decided, model: Model) -> int:
-        """The prompt's size: exact where the model's tokenizer is at hand, else by estimate; the longest of several."""
+    async def tokens(self, decided: Decided, model: Model, body: dict[str, Any]) -> tuple[int, bool]:
+        """The size of the prompt that an engine gets in this body, the longest of several, and whether it is exact.
+
+        It is where the model's tokenizer is at hand; else it is the estimate.
+        """
         facts = decided.facts
         if facts.excerpt is not None:
-            return await self._counter.count(model, facts.chat) or facts.excerpt.prompt_tokens
-        longest = max(prompts_of(facts), key=size_of, default="")
-        if isinstance(longest, str):
-            return await self._counter.count(model, {"messages": [{"content": longest}]}) or size_of(longest)
-        return len(longest)
+            chat = body if facts.endpoint == "chat" else {**facts.chat, **_template_arguments(body)}
+            counted = await self._counter.count(model, chat)
+            return (facts.excerpt.prompt_tokens, False) if counted is None else (counted, True)
+        prompts = prompts_of(facts)
+        texts = [prompt for prompt in prompts if not isinstance(prompt, list)]
+        given = max((len(prompt) for prompt in prompts if isinstance(prompt, list)), default=0)
+        special = facts.body.get("add_special_tokens") is not False
+        counted = await self._counter.longest(model, texts, special=special) if texts else 0
+        if counted is None:
+            return max(given, *map(size_of, texts)), False
+        return max(given, counted), True
 
     def remember(self, decided: Decided) -> None:
         """Keep the decision: for the conversation's next request, and on the shadow record. Not called for previews."""
@@ -171,6 +181,10 @@ class Decider:
         self._memory.remember(decided.conversation + turn, past)
         if decided.is_named:
             self._memory.remember(decided.conversation, past)
+
+
+def _template_arguments(body: dict[str, Any]) -> dict[str, Any]:
+    return {"chat_template_kwargs": body["chat_template_kwargs"]} if "chat_template_kwargs" in body else {}
 
 
 def preferred_wait(headers: Headers) -> float | None:

@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.types import ASGIApp
 
 from serve_app import log
-from serve_app.config import Config
+from serve_app.config import Config, deployment_name
 from serve_app.router.app import RouterApp
 from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
@@ -51,6 +51,7 @@ class Router:
         log.configure(config.log_level)
         calls: PoolCalls = ServePool(pool[1], config) if pool else NoPool()
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
+        deployments |= {model.id: deployment_name(model) for model in config.residents if model.external}
         if pool:
             deployments |= {model.id: pool[0] for model in config.lazy}
         deployments |= {model.id: deployments[model.base] for model in config.models if model.base}

@@ -59,9 +59,7 @@ class FilesApi:
     async def list(self, request: Request) -> Response:
         """The key's files, page by page."""
         store = on(self._store)
-        order = request.query_params.get("order", "desc")
-        if order not in ("asc", "desc"):
-            raise bad_request("The order is asc or desc.", "order")
+        order = order_of(request)
         page = await run_in_threadpool(
             store.files.page,
             key_of(request),
@@ -165,6 +163,14 @@ def key_of(request: Request) -> str:
     """The id of the key that a request came with; everything here belongs to one."""
     caller: Caller = request.scope[CALLER]
     return caller.id
+
+
+def order_of(request: Request) -> str:
+    """`asc` or `desc`, which is the default. Raises `ApiError` (400)."""
+    order = request.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise bad_request("The order is asc or desc.", "order")
+    return order
 
 
 def limit_of(request: Request, *, default: int, most: int) -> int:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_app.admission.kv_cache import is_full
 from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
+from serve_app.engines.base import EngineLoad
 from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model, Resources
 from serve_app.models.placement import lacking
@@ -68,7 +70,9 @@ class FleetView(Mapping[str, ModelState]):
 class Fleet:
     """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
-    `nodes`: the cluster's, as last heard. `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
+    `queued`: how many requests wait in this process for a place of a model's engine, by its id.
+    `nodes`: the cluster's, as last heard.
+    `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
     from a model that is in use.
     """
 
@@ -79,6 +83,7 @@ class Fleet:
         pool: PoolCalls,
         relay: Relay,
         *,
+        queued: Callable[[str], int] = lambda model_id: 0,
         warm_s: float = 30.0,
         nodes: NodeView = unknown_nodes,
         pool_resources: Resources = Resources(),  # noqa: B008 # frozen
@@ -87,6 +92,7 @@ class Fleet:
         self._deployments = deployments
         self._relay = relay
         self._pool = pool
+        self._queued = queued
         self.cold = ColdStarts(pool)
         self._warm_s = warm_s
         self._nodes = nodes
@@ -103,11 +109,7 @@ class Fleet:
         """An engine that may answer for the model; None if this process knows of none that was not tried."""
         model = self.engine_of(model)
         replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
-        awake = {
-            replica.id: Target(replica.id, replica.urls[model.id], replica.secret)
-            for replica in replicas
-            if self._awake(replica, model)
-        }
+        awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
         if last := self.cold.last(model.id):
             if (replicas or self._empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
                 self.cold.forget(model.id)
@@ -118,7 +120,7 @@ class Fleet:
         found = (shunned and choose(awake.values(), load, {*tried, *shunned})) or choose(awake.values(), load, tried)
         if found is None and model.tier == "resident":
             # What is published is up to a second old, and a port that nobody listens on says so at once.
-            every = (Target(replica.id, replica.urls[model.id], replica.secret) for replica in replicas)
+            every = (replica.target(model.id) for replica in replicas)
             found = choose(every, self._relay.in_flight.__getitem__, tried)
         return found
 
@@ -166,7 +168,9 @@ class Fleet:
         return PublishedModel(
             state=best.state,
             progress=max(found.progress for found in states),
-            in_flight=sum(found.in_flight for found in states),
+            in_flight=self._sent(model) if model.external else sum(found.in_flight for found in states),
+            kv_cache=max(found.kv_cache for found in states),
+            waiting=sum(found.waiting for found in states),
             expected_load_s=best.expected_load_s,
             expected_wake_s=best.expected_wake_s,
             loads=sum(found.loads for found in states),
@@ -177,6 +181,9 @@ class Fleet:
             pinned=any(found.pinned for found in states),
             phases=best.phases,
         )
+
+    def _sent(self, model: Model) -> int:
+        return sum(self._relay.in_flight[replica.id] for replica in self._replicas(model))
 
     def shortage(self, model: Model) -> str:
         """Why the model's deployment has no replica, where that is for want of a node that could hold one."""
@@ -237,8 +244,17 @@ class Fleet:
             logger.warning("%s could not be spread: %s", model.id, type(error).__name__)
 
     def load(self, model: Model) -> float:
-        """How loaded the model's engines are: 1 where every place of every replica is taken."""
+        """How loaded the model's engines are: 1 where every place of every replica is taken, more where some wait."""
         model = self.engine_of(model)
+        return load_of(self._usages(model), self._queued(model.id))
+
+    def kv_cache_full(self, model: Model) -> bool:
+        """Whether requests wait for KV cache on every engine of the model, by what they published."""
+        model = self.engine_of(model)
+        usages = self._usages(model)
+        return bool(usages) and all(is_full(usage.engine, model.kv_cache_limit) for usage in usages)
+
+    def _usages(self, model: Model) -> list[Usage]:
         usages = []
         for replica in self._replicas(model):
             if self._awake(replica, model):
@@ -246,8 +262,9 @@ class Fleet:
                 in_flight = published.in_flight if published else 0
                 if model.tier == "resident":
                     in_flight = max(in_flight, self._relay.in_flight[replica.id])
-                usages.append(Usage(in_flight, model.max_ongoing_requests))
-        return load_of(usages)
+                engine = EngineLoad(published.kv_cache, 0, published.waiting) if published else EngineLoad()
+                usages.append(Usage(in_flight, model.max_ongoing_requests, engine, model.kv_cache_limit))
+        return usages
 
     def warm(self, model: Model) -> None:
         """Have a model loaded in the background, once; nobody is told how it went."""
@@ -275,6 +292,9 @@ class Fleet:
         return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}
 
     async def _answers(self, model: Model) -> bool:
+        if model.external:
+            # `Externals` asks them all the time, and not oftener than a probe comes by.
+            return self.status(model).state == "awake"
         target = self.target(model)
         return target is not None and await self._relay.healthy(target, _PROBE_TIMEOUT_S)
 

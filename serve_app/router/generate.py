@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import re
 import time
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from serve_app.admission.queue import Ticket
 from serve_app.config import Config
@@ -21,22 +20,22 @@ from serve_app.errors import ApiError, bad_request, unavailable
 from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
-from serve_app.router.body import ClientGone, read_json
+from serve_app.router.body import read_json
 from serve_app.router.decider import Decided, Decider
+from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
-from serve_app.router.lines import Line
+from serve_app.router.lines import Line, Updates
 from serve_app.router.rates import Rates
+from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay, broken
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
-from serve_app.router.tally import Tally
-from serve_app.routing.decision import Decision
+from serve_app.router.tokens import most_tokens
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
-from serve_app.service_schema import Anonymous
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe
@@ -53,16 +52,15 @@ PATHS: dict[Endpoint, str] = {
 }
 # In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
 PRIORITY = "switchyard.priority"
-# In the scope: a set that is no longer empty when the request has its audit record.
-RECORDED = "switchyard.recorded"
 _PROMPT_FIELDS: dict[Endpoint, str] = {
     "chat": "messages",
     "completions": "prompt",
     "embeddings": "input",
     "responses": "input",
+    "score": "text_2",
+    "rerank": "documents",
 }
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
@@ -70,26 +68,6 @@ _WAKE_PAUSE_S = 0.2
 _MAX_DEATHS = 8
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
-
-
-@dataclasses.dataclass(slots=True)
-class Asked:
-    """One request on its way through: who sent it, how important it is, and what becomes of it. Times in seconds.
-
-    `queued_s`: waited for a place; `held_s`: waited for its model to load; `sent_at`: when an engine got it.
-    """
-
-    headers: Headers
-    caller: Caller
-    began: float
-    priority: int = 0
-    stream: bool = False
-    decision: Decision | None = None
-    degraded: str = ""
-    queued_s: float = 0.0
-    held_s: float = 0.0
-    sent_at: float | None = None
-    tally: Tally = dataclasses.field(default_factory=Tally)
 
 
 class Generate:
@@ -164,7 +142,7 @@ class Generate:
         decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         if decided.cold and decided.wait_s is not None:
             held = time.monotonic()
-            await _while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+            await while_connected(receive, self._await_better(decided.cold, decided.wait_s))
             asked.held_s += time.monotonic() - held
             decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         decided = await self._lighter(decided, parsed, asked, reply)
@@ -187,6 +165,8 @@ class Generate:
         if decision.better and self._decider.warms:
             self._fleet.warm(self._models[decision.better])
         reply.stream = facts.stream
+        if self._endpoint == "detokenize" and isinstance(given := body.get("tokens"), list):
+            asked.tally.given = len(given)
         asked.tally.hides = not (facts.body.get("stream_options") or {}).get("include_usage")
         patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
@@ -205,7 +185,7 @@ class Generate:
                 total_s=model.total_timeout_s,
                 comment_s=self._settings.comment_s,
             )
-            await _while_connected(receive, self._serve(engine, call, asked, reply, patience))
+            await while_connected(receive, self._serve(engine, call, asked, reply, patience))
 
     async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
         """The same request decided without a model that is overloaded, if an awake one with room can answer."""
@@ -230,11 +210,14 @@ class Generate:
         """Hold the request to the model's own limits. Raises `ApiError` (400)."""
         facts = decided.facts
         estimate = estimate_of(facts)
-        if model.max_prompt_tokens is not None and estimate * ESTIMATE_ERROR > model.max_prompt_tokens:
-            tokens = await self._decider.tokens(decided, model)
-            if tokens > model.max_prompt_tokens:
+        most_prompt = model.max_prompt_tokens if self._endpoint in _PROMPT_FIELDS else None
+        # Counted unless it cannot be too long. An estimate is no judge of that: digits have four times as many tokens.
+        if most_prompt is not None and most_tokens(len(_encoded(body))) > most_prompt:
+            tokens, exact = await self._decider.tokens(decided, self._fleet.engine_of(model), body)
+            if tokens > most_prompt:
+                size = tokens if exact else f"about {tokens}"
                 raise bad_request(
-                    f"The prompt has about {tokens} tokens; {model.id} takes {model.max_prompt_tokens} here.",
+                    f"The prompt has {size} tokens; {model.id} takes {most_prompt} here.",
                     _PROMPT_FIELDS[self._endpoint],
                     "context_length_exceeded",
                 )
@@ -260,10 +243,12 @@ class Generate:
         deadline = time.monotonic() + patience_s
         line = self._lines[model.id]
         ticket: Ticket | None = None
+        updates = Updates(reply, model.id, self._settings.comment_s)
         tried: set[str] = set()
         wakes = 0
         deaths = 0
         full = False
+        told: ApiError | None = None
         queues = len(line) > 0  # who came before goes before
         await self._fleet.until_known(model)
         while True:
@@ -284,14 +269,14 @@ class Generate:
                 self._fleet.spread(model, tried)
                 queued = time.monotonic()
                 try:
-                    ticket = await line.turn(asked.caller.id, asked.priority, ticket)
+                    ticket = await line.turn(asked.caller.id, asked.priority, ticket, updates)
                 finally:
                     asked.queued_s += time.monotonic() - queued
                 tried.clear()
                 full = queues = False
                 continue
             if target is None:
-                raise broken("died") if deaths else self._absent(model)
+                raise told or (broken("died") if deaths else self._absent(model))
             line.started(asked.caller.id)
             asked.sent_at = time.monotonic()
             served = True
@@ -308,6 +293,7 @@ class Generate:
                 if not not_served.died:
                     tried.add(target.replica_id)
                 full = full or not_served.reason == "full"
+                told = not_served.told or told
                 if not_served.reason != "full":
                     self._fleet.cold.forget(model.id)
             finally:
@@ -373,66 +359,6 @@ def _progress(model: Model, status: PublishedModel) -> str:
     return f"{'waking' if status.state == 'waking' else 'loading'} {model.id} {status.progress:.0%}"
 
 
-def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
-    """What the audit keeps of a request: the record of the design. Times in ms."""
-    now = time.monotonic()
-    tally, decision = asked.tally, asked.decision
-    record: dict[str, Any] = {
-        "at": round(time.time(), 3),
-        "request": reply.headers.get("x-request-id", ""),
-        "key": asked.caller.id,
-        "path": path,
-        "stream": asked.stream,
-        "priority": asked.priority,
-        # 499: the client left before it got anything.
-        "status": reply.status or 499,
-        "error": reply.fault or None,
-        "model": None,
-        "prompt_tokens": tally.prompt,
-        "completion_tokens": tally.completion,
-        "reasoning_tokens": tally.reasoning,
-        "cached_tokens": tally.cached,
-        "finish": tally.finish or None,
-        "replica": tally.replica or None,
-        "queue_ms": _ms(asked.queued_s),
-        "load_ms": _ms(asked.held_s),
-        "ttft_ms": None if tally.first_at is None else _ms(tally.first_at - asked.began),
-        "engine_ms": None if asked.sent_at is None else _ms(now - asked.sent_at),
-        "total_ms": _ms(now - asked.began),
-    }
-    if decision is not None:
-        record |= {
-            "model": decision.model_id,
-            "model_source": decision.model_source,
-            "thinking": decision.thinking,
-            "thinking_source": decision.thinking_source,
-            "budget": decision.budget,
-            "rule": decision.rule,
-            "fallback": decision.fallback,
-            "degraded": asked.degraded or None,
-        }
-    return record
-
-
-def refused_record(scope: Scope, own_id: str, status: int, code: str | None) -> dict[str, Any]:
-    """What the audit keeps of a request that did not come as far as `Generate`. An unknown key has no name."""
-    headers = Headers(scope=scope)
-    caller: Caller | None = scope.get(CALLER)
-    asked = Asked(headers, caller or Caller("", Anonymous()), time.monotonic())
-    reply = Reply(_nowhere, stream=False)
-    reply.headers["x-request-id"] = own_id
-    reply.status, reply.fault = status, code or ""
-    return audit_record(scope["path"], asked, reply)
-
-
-async def _nowhere(message: Message) -> None:
-    raise AssertionError("it was answered elsewhere")
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 1)
-
-
 def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
     """How important a request is: as it says, up to what its key may; 0 where it says nothing."""
     if (given := scope.get(PRIORITY)) is not None:
@@ -465,30 +391,3 @@ def _encoded(body: dict[str, Any]) -> bytes:
     except orjson.JSONEncodeError:
         # orjson reads 1024 levels and writes 254.
         raise bad_request("The body is nested too deeply.", code="invalid_json") from None
-
-
-def request_id(headers: Headers) -> str:
-    """The client's own id where it is a sane header value, else a new one."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-async def _while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, but drop it at once when the client leaves; raises what the work raises."""
-    doing = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(receive))
-    try:
-        await asyncio.wait([doing, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            raise ClientGone
-        doing.result()
-    finally:
-        leaving.cancel()
-        if not doing.done():
-            doing.cancel()
-            await asyncio.wait([doing])
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -9,11 +9,35 @@ from collections.abc import Callable
 from serve_app.admission.queue import FairQueue, Ticket
 from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Queue
+from serve_app.router.reply import Reply
 
 # Places are freed by other Routers too, of which nobody tells us.
 _POLL_S = 0.05
 _SMOOTHING = 0.1
 _FIRST_GUESS_S = 1.0
+
+
+class Updates:
+    """What a stream hears while it waits: its place, every `every_s`, however often it has its turn in vain.
+
+    The first of them is its 200: a refusal after that is an event, which clients do not try again by themselves as they
+    do a 503. So `every_s` is no less than proxies need.
+    """
+
+    def __init__(self, reply: Reply, model_id: str, every_s: float) -> None:
+        self._reply = reply
+        self._model_id = model_id
+        self._every_s = every_s
+        self._next = time.monotonic() + every_s
+
+    def due_in_s(self) -> float | None:
+        """None: never."""
+        return max(0.0, self._next - time.monotonic()) if self._reply.stream else None
+
+    async def tell(self, place: int) -> None:
+        """Say it, and be silent again for a while."""
+        await self._reply.comment(f"waits for {self._model_id}, place {place}")
+        self._next = time.monotonic() + self._every_s
 
 
 class Line:
@@ -54,7 +78,9 @@ class Line:
         self._freed += 1
         self._let_in()
 
-    async def turn(self, key: str, priority: int, again: Ticket | None = None) -> Ticket:
+    async def turn(
+        self, key: str, priority: int, again: Ticket | None = None, updates: Updates | None = None
+    ) -> Ticket:
         """Wait until it is this request's turn to try for a place. `again`: it had its turn, and found none.
 
         Raises `ApiError` (503): the queue is full, somebody more important came, or it waited too long.
@@ -73,6 +99,10 @@ class Line:
         if self._polling is None or self._polling.done():
             self._polling = asyncio.create_task(self._poll())
         try:
+            while updates and not turn.done():
+                await asyncio.wait([turn], timeout=updates.due_in_s())
+                if not turn.done():
+                    await updates.tell(self._queue.place(ticket))
             await turn
         finally:
             self._queue.leave(ticket)

@@ -73,7 +73,9 @@ class Offline:
         sent = sum(self._relay.in_flight[replica.id] for replica in replicas)
         here = sent + len(self._lines[model.id]) - self._running
         published = self._fleet.status(model).in_flight - self._most_lately()
-        return Load(max(0, here, published), max(1, len(replicas)) * model.max_ongoing_requests)
+        places = max(1, len(replicas)) * model.max_ongoing_requests
+        # Where requests wait for KV cache no line would be begun either, and it would keep the next request waiting.
+        return Load(places if self._fleet.kv_cache_full(model) else max(0, here, published), places)
 
     async def ask(self, key: str, url: str, body: bytes, request_id: str) -> Answer:
         """See `Service`."""

@@ -231,6 +231,8 @@ _SCHEMAS: dict[str, Schema] = {
         state=_TEXT,
         progress=_NUMBER,
         in_flight=_SIZE,
+        waiting=_SIZE,
+        kv_cache=_NUMBER,
         place={**_SIZE, "description": "In the queue for memory."},
         expected_wake_s=_NUMBER,
         load_s=_NUMBER,
@@ -242,6 +244,7 @@ _SCHEMAS: dict[str, Schema] = {
         failure=_TEXT,
     ),
     "Models": _object(["object", "data"], object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
+    "Items": _listed("Answer"),
     "Ordered": _object(["id", "order", "state"], id=_TEXT, order=_TEXT, state=_TEXT),
     "Health": _object(["status", "service"], status=_TEXT, service=_TEXT),
     "Readiness": _object(["ready"], ready=_FLAG, models={"type": "object"}, load_path=_TEXT),
@@ -282,6 +285,7 @@ def _in_query(name: str, **schema: Any) -> Schema:
 
 
 _ID = _in_path("id")
+_SORT = _in_query("order", enum=["asc", "desc"])
 _PROBE: Schema = {"security": []}
 _ORDER: Schema = {
     "post": {
@@ -306,7 +310,7 @@ def _page(most: int) -> list[Schema]:
 def _files_and_batches() -> Schema:
     """Their paths; where `batches.directory` is not set each answers 404 `batches_off`."""
     file, batch = [_in_path("file_id")], [_in_path("batch_id")]
-    narrowed = [_in_query("order", enum=["asc", "desc"]), _in_query("purpose", **_TEXT)]
+    narrowed = [_SORT, _in_query("purpose", **_TEXT)]
     content = {
         "200": {"description": "The content.", "content": {"application/octet-stream": {"schema": _BYTES}}},
         "default": _answers("File")["default"],
@@ -335,9 +339,12 @@ def _files_and_batches() -> Schema:
 
 def document(*, keeps: bool) -> Schema:
     """The whole document. `keeps`: conversations are."""
+    cancel = {"summary": "None can be.", "parameters": [_ID], "responses": _answers("Error", 400)}
     kept = {
         "/v1/router/conversations/{id}": _kept("conversation", "Conversation"),
         "/v1/responses/{id}": _kept("response", "Answer"),
+        "/v1/responses/{id}/input_items": _get("What it is made from.", "Items", parameters=[_ID, _SORT, *_page(100)]),
+        "/v1/responses/{id}/cancel": {"post": cancel},
     }
     return {
         "openapi": "3.1.0",

@@ -8,8 +8,9 @@ from starlette.types import Receive, Scope, Send
 
 from serve_app.errors import ApiError
 from serve_app.router.auth import CALLER
-from serve_app.router.body import ClientGone, read_json
+from serve_app.router.body import read_json
 from serve_app.router.decider import Decider
+from serve_app.router.disconnect import ClientGone
 from serve_app.router.explain import Explain, facts_in_words
 from serve_app.router.reply import Reply
 from serve_app.routing.decision import as_json

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import logging
 import re
+import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
@@ -15,9 +16,10 @@ import aiohttp
 import orjson
 
 from serve_app.admission.breaker import Breaker
-from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER
+from serve_app.engines.base import REFUSAL_HEADER
 from serve_app.errors import ApiError, unavailable
 from serve_app.models.replicas import Target
+from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
 from serve_app.router.shape import Shape
 from serve_app.router.tally import Tally
@@ -67,12 +69,14 @@ class NotServed(Exception):
 
     `died`: a kept-alive connection broke when it was used again; most likely its engine was killed while it was
     idle. On a new connection it would be the request that kills engines, and must not get another.
+    `told`: what the client is told if it can go nowhere else.
     """
 
-    def __init__(self, reason: str, *, died: bool = False) -> None:
+    def __init__(self, reason: str, *, died: bool = False, told: ApiError | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.died = died
+        self.told = told
 
 
 class _Late(ApiError):
@@ -227,31 +231,52 @@ class Relay:
 
     async def healthy(self, target: Target, timeout_s: float) -> bool:
         """Whether the engine says that it is alive."""
+        return await self.probe(target, "/health", timeout_s) == 200
+
+    async def probe(self, target: Target, path: str, timeout_s: float) -> int:
+        """The status with which one of its paths answers; 0 where nothing does."""
         try:
             async with self._client().get(
-                target.url + "/health",
-                headers={SECRET_HEADER: target.secret},
+                target.at(path),
+                headers=target.credentials,
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+                ssl=_tls(target),
                 trace_request_ctx=_Connection(),
             ) as response:
-                return response.status == 200
+                return response.status
         except (aiohttp.ClientError, TimeoutError):
-            return False
+            return 0
 
     async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
         """One small request of the Router's own. Raises `aiohttp.ClientError`, or `ApiError` for a refusal."""
-        headers = {SECRET_HEADER: target.secret, "content-type": "application/json"}
-        async with self._client().post(
-            target.url + path, data=body, headers=headers, trace_request_ctx=_Connection()
-        ) as response:
+        async with await self._post(target, path, body, {}, _Connection()) as response:
             if response.status != 200:
                 raise await _engine_error(response)
             answer: dict[str, Any] = orjson.loads(await response.read())
             return answer
 
+    async def _post(
+        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], connection: _Connection
+    ) -> aiohttp.ClientResponse:
+        """Send it. No redirect is followed: it could lead anywhere, with our key and the client's prompt."""
+        foreign = target.foreign
+        timeout = aiohttp.ClientTimeout(sock_connect=foreign.connect_timeout_s) if foreign else self._timeout
+        return await self._client().post(
+            target.at(path),
+            data=body,
+            headers={**headers, **target.credentials, "content-type": "application/json"},
+            timeout=timeout,
+            allow_redirects=False,
+            ssl=_tls(target),
+            trace_request_ctx=connection,
+        )
+
     async def run(self, target: Target, call: EngineCall, reply: Reply) -> None:
         """Answer from this engine. Raises `NotServed`, or `ApiError` for what the engine refused or broke."""
         replica = target.replica_id
+        if target.foreign and self.in_flight[replica] >= target.foreign.places:
+            raise NotServed("full")
         self.in_flight[replica] += 1
         call.tally.replica = replica
         self.breaker.sent(replica, time.monotonic())
@@ -260,8 +285,11 @@ class Relay:
         except NotServed as not_served:
             if not_served.reason == "connect timeout":
                 self.breaker.failed(replica, time.monotonic())
+            elif not_served.told and not_served.told.retry_after_s:
+                self.breaker.told(replica, time.monotonic() + not_served.told.retry_after_s)
             raise
         except ApiError as error:
+            error.message = target.without_key(error.message)
             if error.blames if isinstance(error, _Late) else error.code == "engine_died":
                 self.breaker.failed(replica, time.monotonic())
             raise
@@ -271,34 +299,33 @@ class Relay:
             self.in_flight[replica] -= 1
 
     async def _run(self, target: Target, call: EngineCall, reply: Reply) -> None:
-        path, body, headers = call.path, call.body, call.headers
-        sent = {**headers, SECRET_HEADER: target.secret, "content-type": "application/json"}
         connection = _Connection()
         watch = _Watch(call, reply)
         watch.raise_if_over()
         try:
-            response = await watch.first(
-                self._client().post(target.url + path, data=body, headers=sent, trace_request_ctx=connection)
-            )
+            response = await watch.first(self._post(target, call.path, call.body, call.headers, connection))
         except aiohttp.ClientConnectorError:
-            raise NotServed("unreachable") from None
+            raise NotServed("unreachable", told=elsewhere(target)) from None
         except (aiohttp.ServerTimeoutError, TimeoutError):
-            raise NotServed("connect timeout") from None
+            raise NotServed("connect timeout", told=elsewhere(target)) from None
         except aiohttp.ClientError as error:
             if connection.reused:
                 raise NotServed(type(error).__name__, died=True) from None
             raise broken(type(error).__name__) from None
         async with response:
-            if refusal := response.headers.get(REFUSAL_HEADER):
+            if target.foreign:
+                if told := refused_by(response.status, response.headers):
+                    raise NotServed("refused", told=told)
+            elif refusal := response.headers.get(REFUSAL_HEADER):
                 raise NotServed(refusal)
-            if response.status == 403:
+            elif response.status == 403:
                 # Only a gate says this: another engine got the port of one that is gone.
                 raise NotServed("stranger")
             if response.status != 200:
                 raise await _engine_error(response)
             if reply.stream:
                 with watch:
-                    await _relay_stream(response, reply, call, watch)
+                    await _relay_stream(response, reply, call, watch, foreign=target.foreign is not None)
             else:
                 await _relay_whole(response, reply, call, watch)
 
@@ -313,14 +340,20 @@ async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, call: Eng
     await reply.whole(200, b"application/json", call.shape.whole(body))
 
 
-async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch) -> None:
-    chunks = response.content.iter_any()
+async def _relay_stream(
+    response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch, *, foreign: bool
+) -> None:
+    chunks: AsyncIterator[bytes] = response.content.iter_any()
+    if foreign:
+        chunks = ForeignStream(chunks, call.path)
     shape, tally = call.shape, call.tally
     try:
         # No status before the engine's first event, or the first comment: what fails at its first step is then still
         # a status.
         watch.begin()
         chunk = await watch.first(_first_event(chunks))
+        if isinstance(chunks, ForeignStream) and not chunks.differs:
+            chunks = chunks.chunks
         if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
             raise broken("empty stream")
         if chunk.startswith(_STREAM_ERROR):
@@ -350,6 +383,10 @@ async def _relay_stream(response: aiohttp.ClientResponse, reply: Reply, call: En
     await reply.end()
 
 
+def _tls(target: Target) -> ssl.SSLContext | bool:
+    return (target.foreign.tls if target.foreign else None) or True
+
+
 async def _first_event(chunks: AsyncIterator[bytes]) -> bytes:
     """What came until the first event was whole, or all there is."""
     head = b""
@@ -371,7 +408,7 @@ def broken(how: str) -> ApiError:
     """The error for an engine that died with the request."""
     logger.warning("an engine broke off: %s", how)
     return unavailable(
-        "The engine died while it answered; it is being restarted.",
+        "The engine broke off while it answered; try again.",
         code="engine_died",
         retry_after_s=_RETRY_AFTER_S,
     )
@@ -415,7 +452,12 @@ def _as_api_error(status: int, fields: Any) -> ApiError:
         )
     param = fields.get("param")
     code = "invalid_value"
-    if "context length" in message or "max_model_len" in message or "longer than the maximum model length" in message:
+    if (
+        "context length" in message
+        or "context size" in message
+        or "max_model_len" in message
+        or "longer than the maximum model length" in message
+    ):
         code = "context_length_exceeded"
     elif status == 404:
         code = "not_found"

@@ -12,11 +12,14 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serve_app.conversations.answer import ResponseAnswer
 from serve_app.conversations.history import Entry, Item, entry_of, merge
+from serve_app.conversations.items import input_items, page
 from serve_app.conversations.store import Kept, Store, key_of
 from serve_app.errors import ApiError, bad_request
 from serve_app.router.conversation import Limits, encoded, forget, found, owner_of, parsed_object, put, recall
+from serve_app.router.files import limit_of, order_of
 from serve_app.router.tap import DROPPED_HEADER, HEADER, UNAVAILABLE, Tap, body_of, refuse, with_body
 
+_LONGEST_PAGE = 100
 _PREVIOUS = "previous_response_id"
 
 
@@ -96,15 +99,42 @@ class Responses:
 
 
 class ResponseRoutes:
-    """`GET` and `DELETE /v1/responses/{id}`: one's own only."""
+    """`GET` and `DELETE /v1/responses/{id}`, and what is below it: one's own only."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def read(self, request: Request) -> Response:
-        """The endpoint."""
+        """The endpoint. Raises `ApiError`, as all of them do."""
+        if request.query_params.get("stream", "false").lower() != "false":
+            raise bad_request("A response that is kept is whole: read it without `stream`.", "stream")
         kept = await found(self._store, self._key(request), "response")
         return Response(kept.head, media_type="application/json")
+
+    async def input_items(self, request: Request) -> Response:
+        """The endpoint. Newest first, as OpenAI lists them, and with all that went before the response."""
+        order = order_of(request)
+        limit = limit_of(request, default=20, most=_LONGEST_PAGE)
+        kept = await found(self._store, self._key(request), "response")
+        answer = ResponseAnswer()
+        answer.whole(kept.head or b"")
+        items = input_items(kept.entries, len(answer.items))
+        try:
+            shown, more = page(items[::-1] if order == "desc" else items, request.query_params.get("after"), limit)
+        except LookupError:
+            raise bad_request("There is no such item.", "after") from None
+        ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {"first_id": "", "last_id": ""}
+        content = {"object": "list", "data": shown, **ends, "has_more": more}
+        return Response(orjson.dumps(content), media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        """The endpoint: there is nothing to cancel, since nothing runs in the background."""
+        await found(self._store, self._key(request), "response")
+        raise bad_request(
+            "This response is complete; only one in the background can be cancelled. To end one that runs, close its"
+            " connection.",
+            code="response_not_cancellable",
+        )
 
     async def delete(self, request: Request) -> Response:
         """The endpoint."""

@@ -9,13 +9,17 @@ import time
 from typing import Any
 
 _USAGE = b'"usage":{'
+# As servers that are not ours may write it.
+_SPACED_USAGE = b'"usage": {'
 # vLLM's last event before [DONE] where the usage is asked for. An answer's text cannot hold it: its quotes are escaped.
 _USAGE_EVENT = b'"choices":[]'
 # The same of the Responses API; there it is part of an event that clients need.
 _RESPONSE_EVENT = b'"type":"response.completed"'
 _END = b"\n\n"
 _TAIL_BYTES = 2048
-_FINISH = re.compile(rb'"finish_reason":"([a-z_]{1,32})"')
+_FINISH = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
+# How vLLM's answer of /tokenize begins.
+_COUNT = re.compile(rb'\{"count":(\d{1,9}),"max_model_len":')
 _decoder = json.JSONDecoder()
 
 
@@ -23,10 +27,11 @@ _decoder = json.JSONDecoder()
 class Tally:
     """Tokens of one answer, and when its first one came (`time.monotonic`). `hides`: the client did not ask for usage.
 
-    0 tokens: the engine has not said.
+    0 tokens: the engine has not said. `given`: tokens of a request that is nothing else, whose answer has no count.
     """
 
     hides: bool = False
+    given: int = 0
     prompt: int = 0
     completion: int = 0
     reasoning: int = 0
@@ -59,6 +64,10 @@ class Tally:
         """Look at an answer that is not streamed."""
         self.first_at = time.monotonic()
         self._read(body)
+        if not self.total:
+            # Tokenizing runs no model, and so has no usage; what it went through is counted all the same.
+            found = _COUNT.match(body)
+            self.prompt = int(found[1]) if found else self.given
         self._tail = body
 
     def over(self) -> None:
@@ -69,10 +78,10 @@ class Tally:
 
     def _read(self, data: bytes) -> None:
         at = data.rfind(_USAGE)
-        if at < 0:
+        if at < 0 and (at := data.rfind(_SPACED_USAGE)) < 0:
             return
         try:
-            usage, _ = _decoder.raw_decode(data[at + len(_USAGE) - 1 :].decode())
+            usage, _ = _decoder.raw_decode(data[data.index(b"{", at) :].decode())
         except ValueError:
             return
         prompt, completion = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")

@@ -9,8 +9,9 @@ from starlette.types import Message, Receive, Scope, Send
 
 from serve_app.conversations.answer import Answer, Events
 from serve_app.errors import ApiError
-from serve_app.router.body import ClientGone, read_body
-from serve_app.router.generate import request_id
+from serve_app.router.body import read_body
+from serve_app.router.disconnect import ClientGone
+from serve_app.router.record import request_id
 from serve_app.router.reply import Reply
 from serve_app.service_schema import RouterSettings
 

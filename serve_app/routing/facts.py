@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
+from serve_app.routing.pairs import pairs_of
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
 
@@ -16,6 +17,8 @@ _ABILITIES = {"responses": "chat", "rerank": "score", "tokenize": None, "detoken
 # They generate nothing: no sampling, no stream, no thinking.
 PLAIN_ENDPOINTS = frozenset({"embeddings", "tokenize", "detokenize", "score", "rerank"})
 Body = dict[str, Any]
+# A text, two that are compared, or tokens.
+Prompt = str | tuple[str, str] | list[int]
 
 # Optional fields of OpenAI's API: null means the same as leaving them out.
 _NULLABLE = frozenset(
@@ -287,8 +290,10 @@ def _check_texts(body: Body, field: str) -> None:
         raise bad_request(f"`{field}` must be a string, or an array of strings or tokens.", field)
 
 
-def prompts_of(facts: Facts) -> Sequence[str | list[int]]:
-    """The prompts of a completion or the inputs of embeddings: each a text, or its tokens."""
+def prompts_of(facts: Facts) -> Sequence[Prompt]:
+    """The prompts of a completion, the inputs of embeddings, or the pairs that are scored."""
+    if facts.endpoint in ("score", "rerank"):
+        return pairs_of(facts.body)
     given = facts.body.get("input" if facts.endpoint == "embeddings" else "prompt")
     if not isinstance(given, list):
         return [given] if isinstance(given, str) else []
@@ -296,9 +301,11 @@ def prompts_of(facts: Facts) -> Sequence[str | list[int]]:
     return [given] if given and isinstance(given[0], int) else [one for one in given if isinstance(one, str | list)]
 
 
-def size_of(prompt: str | list[int]) -> int:
+def size_of(prompt: Prompt) -> int:
     """Tokens of one prompt; of a text by estimate."""
-    return tokens_in(prompt) if isinstance(prompt, str) else len(prompt)
+    if isinstance(prompt, list):
+        return len(prompt)
+    return sum(map(tokens_in, [prompt] if isinstance(prompt, str) else prompt))
 
 
 def estimate_of(facts: Facts) -> int:

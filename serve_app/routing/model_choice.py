@@ -13,7 +13,7 @@ from serve_app.catalog import AUTO
 from serve_app.errors import ApiError, bad_request, model_not_found
 from serve_app.model_schema import Model
 from serve_app.routing.facts import Facts
-from serve_app.routing.media import names_foreign_media
+from serve_app.routing.media import foreign_media
 from serve_app.routing.policy import Policy
 from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
@@ -209,9 +209,9 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         if asked is not None and not isinstance(asked, bool) and asked not in range(model.max_logprobs + 1):
             raise bad_request(f"`{field}` must be a whole number from 0 to {model.max_logprobs}.", field)
     hosts = model.engine.get("allowed_media_domains") or ()
-    if facts.excerpt is not None and names_foreign_media(facts.chat["messages"], hosts):
+    if field := foreign_media(facts, hosts):
         taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
-        raise bad_request(f"{model.id} takes media from {taken} only.", "messages", "unsupported_content")
+        raise bad_request(f"{model.id} takes media from {taken} only.", field, "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,

@@ -12,7 +12,8 @@ from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
-_ROUTER_FIELDS = ("mode", "reasoning_effort", "thinking_token_budget", "conversation", "priority")
+_ROUTER_FIELDS = ("mode", "conversation", "priority")
+_THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
@@ -24,8 +25,10 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came, but for the markers
     of chat templates in them (`control_tokens`; raises `ApiError`, 400, where the model refuses them).
     """
-    body = {**without_markers(facts.body, facts.endpoint, model), "model": model.id}
-    for field in _ROUTER_FIELDS:
+    body = {**without_markers(facts.body, facts.endpoint, model), "model": model.served_name}
+    # A server that is not ours may know what they mean where we do not.
+    known = model.thinking.supported or not model.external
+    for field in (*_ROUTER_FIELDS, *_THINKING_FIELDS) if known else _ROUTER_FIELDS:
         body.pop(field, None)
     if not body.get("tools"):
         # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)

@@ -14,7 +14,12 @@ _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
 def as_chat(body: dict[str, Any]) -> dict[str, Any]:
     """The chat body that asks the same. Raises `ApiError` (400) for what is no input, or not done here."""
     if body.get("background"):
-        raise bad_request("`background` is not done here; leave it out.", "background", "unsupported_value")
+        raise bad_request(
+            "Nothing is answered in the background here. Leave `background` out, and stream what takes long;"
+            " what may wait is for `/v1/batches`.",
+            "background",
+            "unsupported_value",
+        )
     if "conversation" in body:
         raise bad_request("`conversation` is for chats; here it is `previous_response_id`.", "conversation")
     chat = {field: body[field] for field in _OURS if field in body}

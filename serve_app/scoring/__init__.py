@@ -35,5 +35,5 @@ def scorer_of(config: Config, ask: Ask) -> Guarded | None:
         case "embedding":
             scorer = EmbeddingScorer(settings.threads, settings.deadline_s)
         case "self":
-            scorer = SelfScorer(config.residents[0].id, ask)
+            scorer = SelfScorer(config.residents[0].served_name, ask)
     return Guarded(scorer, settings)

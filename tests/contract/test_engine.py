@@ -8,7 +8,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,11 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineError, EngineSpec, Phase
-from serve_app.engines.process import EngineProcess, StandbyHost, reserve_port
+from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineError, EngineLoad, EngineSpec, Phase
+from serve_app.engines.port import reserve_port
+from serve_app.engines.process import EngineProcess, StandbyHost
+from serve_app.model_schema import Model
+from serve_app.router.tokens import TokenCounter
 
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().parents[2] / ".models").absolute()
 SECRET = "contract"
@@ -26,7 +29,7 @@ PLACES = 3
 CHAT = "/v1/chat/completions"
 
 SPECS = {
-    "fake": EngineSpec("m", "fake", "", {"tokens": 2000, "tpot_s": 0.005, "context": 1024}, {}, PLACES),
+    "fake": EngineSpec("m", "fake", "", {"tokens": 2000, "tpot_s": 0.005, "context": 1024, "kv_places": 8}, {}, PLACES),
     "vllm": EngineSpec(
         "m",
         "vllm",
@@ -87,10 +90,14 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(part.removeprefix("data: ")) for part in parts[:-2]]
 
 
-async def until_in_flight(engine: EngineProcess, count: int) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while engine.in_flight != count:  # noqa: ASYNC110 # a count of another process
+        while not condition():  # noqa: ASYNC110 # a count of another process
             await asyncio.sleep(0.02)
+
+
+async def until_in_flight(engine: EngineProcess, count: int) -> None:
+    await until(lambda: engine.in_flight == count)
 
 
 async def test_a_ready_engine_answers_and_counts_its_tokens(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
@@ -134,6 +141,32 @@ async def test_the_limit_is_exact_and_a_place_is_free_when_its_client_has_left(
     await until_in_flight(engine, 0)
     async with http.post(CHAT, json=body()) as answer:
         assert answer.status == 200
+
+
+async def test_what_the_scheduler_does_is_told_and_is_nothing_when_it_has_nothing_to_do(
+    engine: EngineProcess, http: aiohttp.ClientSession
+) -> None:
+    long = body(max_tokens=900, ignore_eos=True, stream=True)
+    streams = [await http.post(CHAT, json=long) for _ in range(2)]
+    await until(lambda: (engine.reported.running, engine.reported.waiting) == (2, 0))
+    assert 0 < engine.reported.kv_cache < 1
+    for stream in streams:
+        stream.close()
+    await until(lambda: engine.reported == EngineLoad())
+
+
+@pytest.mark.parametrize("engine", [pytest.param("vllm", marks=pytest.mark.real_engine)], indirect=True)
+@pytest.mark.parametrize("text", ["What is 12345 + 678?", "你好, how are you?", "  \n\n  x  " * 40])
+async def test_a_prompt_has_as_many_tokens_as_the_router_counts(http: aiohttp.ClientSession, text: str) -> None:
+    source = str(MODELS_DIR / "smollm2-135m-instruct")
+    model = Model.model_validate({"id": "m", "tier": "resident", "source": source, "context": 1024})
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}, *body()["messages"]]
+    async with http.post(CHAT, json=body(messages=messages)) as answer:
+        usage = (await answer.json())["usage"]
+    assert await TokenCounter("").count(model, {"messages": messages}) == usage["prompt_tokens"]
+    async with http.post("/v1/completions", json={"model": "m", "prompt": text, "max_tokens": 1}) as answer:
+        usage = (await answer.json())["usage"]
+    assert await TokenCounter("").longest(model, [text]) == usage["prompt_tokens"]
 
 
 async def test_a_plain_request_ends_when_its_client_leaves(engine: EngineProcess, http: aiohttp.ClientSession) -> None:

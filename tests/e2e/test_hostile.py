@@ -112,9 +112,7 @@ def test_alternatives_that_would_take_gigabytes_are_refused(real: Service, same_
     ],
     ids=str,
 )
-def test_what_makes_no_sense_is_refused(
-    real: Service, same_engine: None, path: str, fields: dict[str, Any]
-) -> None:
+def test_what_makes_no_sense_is_refused(real: Service, same_engine: None, path: str, fields: dict[str, Any]) -> None:
     refused(real, path, fields)
 
 

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from serve_app.engines.base import SECRET_HEADER, EngineSpec, Phase
-from serve_app.engines.process import EngineProcess, reserve_port
+from serve_app.engines.port import reserve_port
+from serve_app.engines.process import EngineProcess
 
 pytestmark = [pytest.mark.gpu, pytest.mark.real_engine]
 

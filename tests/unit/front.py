@@ -20,6 +20,7 @@ from serve_app.router.app import RouterApp
 
 HOT = "hot"
 PATIENCE_S = 5.0
+DONE = answer(200, {"id": "ok", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})
 FULL = answer(503, {"error": {"message": "no"}}, refusal="full")
 
 
@@ -93,8 +94,9 @@ async def until(condition: Callable[[], object], what: str = "the state is reach
 class Places:
     """An engine with so many places, whose requests end when a test says so; what is too much is refused as full."""
 
-    def __init__(self, places: int, *, opened: bool = False) -> None:
+    def __init__(self, places: int, *, opened: bool = False, says: Script = DONE) -> None:
         self.places = places
+        self._says = says
         # How long an answer takes where no test decides; no outcome depends on it.
         self._takes_s = 0.005 if opened else 0.0
         self.taken = 0
@@ -120,7 +122,7 @@ class Places:
             await asyncio.sleep(self._takes_s)
         finally:
             self.taken -= 1
-        await answer(200, {"id": "ok", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}})(writer)
+        await self._says(writer)
 
 
 def usage_event(**tokens: int) -> bytes:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from serve_app.engines.base import Address, EngineError, EngineSpec, Phase, StuckError
+from serve_app.engines.base import Address, EngineError, EngineLoad, EngineSpec, Phase, StuckError
 
 
 class ScriptedEngine:
@@ -17,6 +17,7 @@ class ScriptedEngine:
         self.phase_seconds: dict[str, float] = {}
         self.in_flight = 0
         self.served = 0
+        self.reported = EngineLoad()
         self.closed = False
         self.load = asyncio.Event()
         self.failure: Exception | None = None

@@ -110,6 +110,15 @@ def test_queue_of_no_size_refuses_everybody() -> None:
     assert (loser, len(queue)) == (ticket, 0)
 
 
+def test_place_is_how_many_go_in_before_it_would() -> None:
+    queue = FairQueue(9)
+    queue.started("a")
+    first, other, second, urgent = filled(queue, ("a", 0), ("b", 0), ("a", 0), ("a", 1))
+    assert [queue.place(ticket) for ticket in (urgent, other, first, second)] == [1, 2, 3, 4]
+    assert queue.next() == urgent
+    assert [queue.place(ticket) for ticket in (urgent, other, first, second)] == [1, 1, 2, 3]
+
+
 def test_request_that_found_no_place_after_all_keeps_its_own() -> None:
     queue = FairQueue(5)
     first, *_ = filled(queue, ("a", 0), ("b", 0), ("c", 0))

@@ -216,8 +216,8 @@ def resident(
     return decide_resident(loads, limits, ReplicaLoad(10, 1000), delays, timers, now)
 
 
-def load(ongoing: float, tokens: float = 0) -> ReplicaLoad:
-    return ReplicaLoad(ongoing, tokens)
+def load(ongoing: float, tokens: float = 0, kv_cache: float = 0) -> ReplicaLoad:
+    return ReplicaLoad(ongoing, tokens, kv_cache)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +228,10 @@ def load(ongoing: float, tokens: float = 0) -> ReplicaLoad:
         pytest.param([load(11)], 1, 2, id="one request more"),
         pytest.param([load(2, 2500)], 1, 3, id="few requests, many tokens"),
         pytest.param([load(35, 100)], 1, 4, id="many requests, few tokens"),
+        pytest.param([load(2, 100, 0.9)], 1, 1, id="a cache that is well used"),
+        pytest.param([load(2, 100, 0.97)], 1, 2, id="few requests and tokens, and a full cache"),
+        pytest.param([load(2, 100, 0.5), load(2, 100, 0.4)], 2, 2, id="one cache would be too full"),
+        pytest.param([load(2, 100, 0.3), load(2, 100, 0.4)], 2, 1, id="one cache has room for all"),
         pytest.param([load(200)], 1, 8, id="more than there may be"),
         pytest.param([load(15), None], 2, 2, id="the second has just come"),
         pytest.param([load(0), None], 2, 2, id="what it does is not known"),
@@ -299,7 +303,7 @@ def test_a_pool_replicas_demand_is_read_as_it_was_published() -> None:
 
 
 def test_a_resident_replicas_load_is_read_as_it_was_published() -> None:
-    assert read_load(load_stats(3, 400)) == ReplicaLoad(3, 400)
+    assert read_load(load_stats(3, 400, 0.5)) == ReplicaLoad(3, 400, 0.5)
 
 
 def context(
@@ -353,5 +357,5 @@ def test_the_policys_memory_goes_through_serve() -> None:
 
 def test_the_residents_policy_counts_tokens_of_all_replicas() -> None:
     policy = ResidentPolicy(target_ongoing=10, target_tokens=1000, upscale_delay_s=0, downscale_delay_s=0)
-    reports = {name: [(NOW, load_stats(1, 1200))] for name in ("r", "s")}
+    reports = {name: [(NOW, load_stats(1, 1200, 0.2))] for name in ("r", "s")}
     assert policy(context(reports, target=2, least=1))[0] == 3

@@ -393,3 +393,11 @@ async def test_load_counts_what_other_routers_run_but_not_our_own_lines(tmp_path
             set_replicas("Hot", [Replica("hot-0", {"hot": it.upstream.url}, SECRET, {"hot": state}, True)])
             assert it.app._offline.load("hot") == Load(interactive, 8)
             assert it.app._offline.load(None) == Load(interactive, 8)
+
+
+async def test_model_whose_requests_wait_for_kv_cache_has_no_room_for_lines(tmp_path: Path) -> None:
+    async with front(tmp_path) as it:
+        for kv_cache, waiting, interactive in ((0.99, 0, 2), (0.5, 2, 2), (0.99, 1, 8)):
+            state = PublishedModel("awake", in_flight=2, kv_cache=kv_cache, waiting=waiting)
+            set_replicas("Hot", [Replica("hot-0", {"hot": it.upstream.url}, SECRET, {"hot": state}, True)])
+            assert it.app._offline.load("hot") == Load(interactive, 8)

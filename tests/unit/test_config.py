@@ -120,6 +120,21 @@ def test_wrong_value_of_a_model_is_named_by_its_path(fields: dict[str, Any], pat
     assert complaint(resident(**fields)).startswith(f"models[0].{path}: ")
 
 
+@pytest.mark.parametrize(("total_s", "drain_s", "fits"), [(600, 600, True), (601, 600, False), (None, 1, True)])
+def test_answer_that_may_take_longer_than_a_replica_drains_is_refused_at_start(
+    total_s: float | None, drain_s: float, fits: bool
+) -> None:
+    """Replicas that an upgrade or a scale-down takes away finish their answers within `drain_s`."""
+    models, router = [resident(), resident(id="second", total_timeout_s=total_s)], {"drain_s": drain_s}
+    if fits:
+        assert parse_config({"models": models, "router": router}).router.drain_s == drain_s
+    else:
+        assert complaint(*models, router=router) == (
+            "models[1].total_timeout_s: 601 is more than router.drain_s: 600;"
+            " an upgrade or a scale-down would cut such an answer: raise drain_s"
+        )
+
+
 @pytest.mark.parametrize("size", [float("inf"), float("nan")])
 def test_memory_that_is_no_size_is_refused(size: float) -> None:
     assert complaint(resident(), pool={"memory_gb": size}).startswith("pool.memory_gb: ")

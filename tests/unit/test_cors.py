@@ -112,9 +112,24 @@ def test_every_form_of_an_origin_is_taken(origin: str) -> None:
     parse_config(config([origin]))
 
 
-LOCAL_NAMES = ["127.0.0.1:8000", "127.0.0.1", "[::1]:8000", "localhost:8000", "LOCALHOST", "box", "box:8000", "10.0.0.7:1"]
+LOCAL_NAMES = [
+    "127.0.0.1:8000",
+    "127.0.0.1",
+    "[::1]:8000",
+    "localhost:8000",
+    "LOCALHOST",
+    "box",
+    "box:8000",
+    "10.0.0.7:1",
+]
 RESERVED_NAMES = ["host.docker.internal:8000", "box.local", "a.localhost:1", "localhost."]
-PUBLIC_NAMES = ["evil.example.com:8000", "evil.example.com", "127.0.0.1.evil.com", "localhost.evil.com.", "EVIL.COM:8000"]
+PUBLIC_NAMES = [
+    "evil.example.com:8000",
+    "evil.example.com",
+    "127.0.0.1.evil.com",
+    "localhost.evil.com.",
+    "EVIL.COM:8000",
+]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/files", "/openapi.json", "/v1/router/conversations/x"])

@@ -22,9 +22,12 @@ from serve_app.router.listener import Listener
 CROWD, ROOM = 1500, 1000
 WORDS = 5
 BODY = b'{"messages":[{"role":"user","content":"hi"}],"stream":true}'
-ASK = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-    len(BODY),
-    BODY,
+ASK = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
+    % (
+        len(BODY),
+        BODY,
+    )
 )
 
 
@@ -49,7 +52,9 @@ async def served() -> AsyncIterator[tuple[int, RouterApp]]:
     engine = await asyncio.start_server(slow_words, "127.0.0.1", 0, backlog=CROWD)
     url = f"http://127.0.0.1:{engine.sockets[0].getsockname()[1]}"
     set_replicas("Hot", [Replica("hot-0", {HOT: url}, SECRET, {HOT: PublishedModel("awake")}, True)])
-    config = settings({"max_ongoing_requests": CROWD}, router={"port": free_port(), "drain_s": 1, "max_in_flight": ROOM})
+    config = settings(
+        {"max_ongoing_requests": CROWD}, router={"port": free_port(), "drain_s": 1, "max_in_flight": ROOM}
+    )
     apps: list[RouterApp] = []
 
     def new_app() -> RouterApp:

@@ -67,6 +67,21 @@ async def test_auto_is_answered_by_a_lighter_model_when_every_place_is_taken() -
     assert call.headers["x-router-degraded"] == f"{HOT} is full: {LIGHT} answers"
 
 
+async def test_requests_that_wait_count_as_load() -> None:
+    """Every place is taken long before the mark of 1.5 is reached: it is the queue that makes up the rest."""
+    engine = Places(2)
+    router = {"degrade": {"lighter_model_at": 1.5}}
+    async with front(engine, model={**THINKS, "queue": {"size": 9, "wait_s": 30}}, router=router, models=SMALL) as it:
+        calls = [Call(it[0], body("busy", model=HOT)) for _ in range(2)]
+        await until(lambda: engine.taken == 2)
+        calls.append(Call(it[0], body("before it waits anybody")))
+        await until(lambda: len(it[0]._lines[HOT]) == 1)
+        calls.append(Call(it[0], body("after")))
+        await until(lambda: len(it[0]._lines[LIGHT]) == 1)
+        engine.end(4)
+        assert [(await call.done()).headers["x-router-model"] for call in calls] == [HOT, HOT, HOT, LIGHT]
+
+
 async def test_below_that_load_auto_stays_where_it_is() -> None:
     call, _ = await under_load(1, models=SMALL)
     assert call.headers["x-router-model"] == HOT

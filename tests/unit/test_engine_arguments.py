@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from serve_app.engines import vllm
 from serve_app.errors import ApiError
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
-from serve_app.routing.facts import read_facts
+from serve_app.routing.facts import Endpoint, read_facts
 from serve_app.routing.policy import ModelState, policy_of
 from serve_app.routing_schema import RoutingSettings
 
@@ -143,6 +144,44 @@ def looked_at(part: dict[str, Any], hosts: list[str] | None = None) -> str:
 def test_media_from_elsewhere_is_a_400_before_anything_is_fetched(part: dict[str, Any]) -> None:
     assert looked_at(part) == "400 unsupported_content"
     assert looked_at(part, ["good.example"]) == "400 unsupported_content"
+
+
+FOREIGN = [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]
+OWN = [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "body", "field"),
+    [
+        ("tokenize", lambda parts: {"messages": [{"role": "user", "content": parts}]}, "messages"),
+        ("embeddings", lambda parts: {"input": "x", "messages": [{"role": "user", "content": parts}]}, "messages"),
+        ("score", lambda parts: {"text_1": "a", "text_2": {"content": parts}}, "text_2"),
+        ("score", lambda parts: {"text_1": {"content": parts}, "text_2": ["a", "b"]}, "text_1"),
+        ("score", lambda parts: {"queries": ["a"], "items": ["b", {"content": parts}]}, "items"),
+        ("score", lambda parts: {"data_1": "a", "data_2": [{"content": parts}]}, "data_2"),
+        ("rerank", lambda parts: {"query": {"content": parts}, "documents": ["a"]}, "query"),
+        ("rerank", lambda parts: {"query": "a", "documents": ["b", {"content": parts}]}, "documents"),
+    ],
+)
+def test_media_from_elsewhere_is_a_400_wherever_an_engine_would_look_for_them(
+    endpoint: Endpoint, body: Callable[[object], dict[str, Any]], field: str
+) -> None:
+    config = Config.model_validate(args(abilities=["score"] if endpoint in ("score", "rerank") else ["embeddings"]))
+    policy = policy_of(catalog_of(config), config.routing)
+    decide(read_facts(body(OWN), endpoint), policy, Setting({}))
+    with pytest.raises(ApiError) as refused:
+        decide(read_facts(body(FOREIGN), endpoint), policy, Setting({}))
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, "unsupported_content", field)
+
+
+@pytest.mark.parametrize(
+    "odd", [5, None, [[]], [5], {"content": 5}, [{"content": [5, None]}], {}, "x", [{"a": FOREIGN}]]
+)
+def test_odd_inputs_of_scores_are_left_to_the_engine(odd: object) -> None:
+    config = Config.model_validate(args(abilities=["score"]))
+    policy = policy_of(catalog_of(config), config.routing)
+    for body in ({"query": odd, "documents": odd}, {"text_1": odd, "text_2": odd}):
+        assert decide(read_facts(body, "rerank"), policy, Setting({})).model_id == "hot"
 
 
 def test_media_in_the_responses_api_is_looked_at_too() -> None:

@@ -12,7 +12,7 @@ from serve_app.config import Config
 from serve_app.engines.base import EngineSpec
 from serve_app.engines.fake import serve
 from serve_app.engines.gate import Gate
-from serve_app.engines.process import reserve_port
+from serve_app.engines.port import reserve_port
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 from tests.unit.asgi_call import Call

@@ -15,6 +15,7 @@ PLAIN = {
     "serve_app.catalog",
     "serve_app.errors",
     "serve_app.engine_arguments",
+    "serve_app.external_schema",
     "serve_app.engines.base",
     "serve_app.gpu_shares",
     "serve_app.model_schema",
@@ -88,7 +89,7 @@ def test_pure_modules_import_plain_types_and_themselves_only(name: str, path: Pa
     assert not roots(path) & EFFECTS
 
 
-@pytest.mark.parametrize("name", ["history", "answer"])
+@pytest.mark.parametrize("name", ["history", "answer", "items"])
 def test_what_is_kept_of_a_conversation_is_decided_without_effects(name: str) -> None:
     path = PACKAGE / "conversations" / f"{name}.py"
     assert ours(path) <= {"serve_app.conversations.history", "serve_app.routing.excerpt"}

@@ -129,6 +129,30 @@ async def test_prompts_within_the_limit_and_odd_ones_are_left_to_the_engine(prom
     assert (await asked(model={"max_prompt_tokens": 100}, path="/v1/completions", prompt=prompt))[0].status == 200
 
 
+SCORES = {"abilities": ["score"], "max_prompt_tokens": 100}
+LONG, SHORT = "word " * 120, "word " * 30
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status"),
+    [
+        ("/v1/rerank", {"query": SHORT, "documents": [SHORT, LONG]}, 400),
+        ("/v1/rerank", {"query": LONG, "documents": ["a"]}, 400),
+        ("/v1/rerank", {"query": SHORT, "documents": [SHORT] * 9}, 200),
+        ("/v1/score", {"text_1": [SHORT, LONG], "text_2": ["a", "b"]}, 400),
+        ("/v1/score", {"queries": SHORT, "documents": {"content": [{"type": "text", "text": LONG}]}}, 400),
+        ("/v1/score", {"data_1": [SHORT, SHORT], "data_2": [SHORT, SHORT]}, 200),
+    ],
+)
+async def test_each_pair_that_is_scored_is_held_to_the_limit(path: str, fields: dict[str, Any], status: int) -> None:
+    assert (await asked(model=SCORES, path=path, **fields))[0].status == status
+
+
+@pytest.mark.parametrize(("path", "fields"), [("/tokenize", {"prompt": LONG}), ("/detokenize", {"tokens": [1] * 999})])
+async def test_how_long_a_prompt_is_may_be_asked_whatever_the_limit(path: str, fields: dict[str, Any]) -> None:
+    assert (await asked(model={"max_prompt_tokens": 100}, path=path, **fields))[0].status == 200
+
+
 # Which models a key may use
 
 

@@ -178,7 +178,7 @@ async def test_every_path_answers_as_the_document_says(
     for name in await names_for(app, path):
         fields = {"input_file_id": name} if path == "/v1/batches" else {}
         call = await asked(app, path, method, name=name, fields=fields)
-        assert 200 <= call.status < 300
+        assert str(call.status) in operation["responses"]
         kind = call.headers["content-type"]
         said = call.json if kind == "application/json" else call.body.decode()
         validator(operation["responses"][str(call.status)]["content"][kind]["schema"]).validate(said)

@@ -60,7 +60,10 @@ async def test_its_clients_hear_what_is_missing_and_the_hot_model_answers(model:
     async with Upstream(answer(200, {"choices": []})) as upstream:
         hot_replicas(upstream)
         call = await Call(app, body(model=model)).done()
-        assert (call.status, call.error["message"].endswith("no node of the cluster offers accelerator_type: A10G.")) == (
+        assert (
+            call.status,
+            call.error["message"].endswith("no node of the cluster offers accelerator_type: A10G."),
+        ) == (
             503,
             True,
         )

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serve_app.admission.pressure import Usage, load_of, shrunk_budget, wants_lighter
+from serve_app.engines.base import EngineLoad
 from serve_app.service_schema import Degrade
 
 SETTINGS = Degrade(shrink_thinking_at=0.8, thinking_budget=500, lighter_model_at=1.0)
@@ -22,8 +23,14 @@ SETTINGS = Degrade(shrink_thinking_at=0.8, thinking_budget=500, lighter_model_at
         ([Usage(8, 8), Usage(0, 8)], 0, 0.5),
         ([Usage(8, 8)], 8, 2.0),
         # A cache that is full counts as places that are taken; one with room is enough.
-        ([Usage(1, 8, kv_cache=0.95)], 0, 0.95),
-        ([Usage(1, 8, kv_cache=0.95), Usage(1, 8, kv_cache=0.1)], 0, 0.125),
+        ([Usage(1, 8, EngineLoad(0.97))], 0, 0.97),
+        ([Usage(1, 8, EngineLoad(0.97)), Usage(1, 8, EngineLoad(0.1))], 0, 0.125),
+        # One that keeps requests waiting has no place left, whatever the configuration gives it.
+        ([Usage(4, 100, EngineLoad(0.97, 3, 1))], 0, 1.0),
+        ([Usage(4, 100, EngineLoad(0.97, 3, 1))], 4, 2.0),
+        ([Usage(4, 100, EngineLoad(0.97, 3, 1)), Usage(2, 8)], 0, 0.5),
+        ([Usage(4, 100, EngineLoad(0.8, 3, 1), 0.75)], 0, 1.0),
+        ([Usage(4, 100, EngineLoad(0.8, 3, 1), 0.9)], 0, 0.8),
     ],
 )
 def test_load_is_taken_places_over_all_places_or_the_emptiest_cache(
@@ -32,7 +39,10 @@ def test_load_is_taken_places_over_all_places_or_the_emptiest_cache(
     assert load_of(replicas, queued) == load
 
 
-@given(st.lists(st.builds(Usage, st.integers(0, 9), st.integers(1, 9), st.floats(0, 1)), min_size=1), st.integers(0, 9))
+ENGINES = st.builds(EngineLoad, st.floats(0, 1), st.integers(0, 9), st.integers(0, 9))
+
+
+@given(st.lists(st.builds(Usage, st.integers(0, 9), st.integers(1, 9), ENGINES), min_size=1), st.integers(0, 9))
 def test_load_never_falls_when_more_wait(replicas: list[Usage], queued: int) -> None:
     assert 0 <= load_of(replicas, queued) <= load_of(replicas, queued + 1)
 

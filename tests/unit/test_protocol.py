@@ -189,7 +189,9 @@ async def test_a_port_is_shared_with_the_same_service_and_refused_beside_another
 )
 async def test_a_head_that_two_servers_would_read_differently_is_refused(framing: bytes) -> None:
     async with connected() as connection:
-        await connection.send(b"POST /outer HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n0\r\n\r\nGET /inner HTTP/1.1\r\n\r\n")
+        await connection.send(
+            b"POST /outer HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n0\r\n\r\nGET /inner HTTP/1.1\r\n\r\n"
+        )
         status, headers, answer = await connection.answer()
         assert (status, headers["connection"], answer["error"]["code"]) == (400, "close", "invalid_http")
         assert await connection.closed()

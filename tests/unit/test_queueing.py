@@ -6,10 +6,12 @@ import asyncio
 import time
 from typing import Any
 
+import orjson
 import pytest
 from asgi_call import Call
 from front import HOT, Places, body, by, front, key, until
-from scripted_upstream import Upstream
+from scripted_upstream import DONE, Upstream, event
+from scripted_upstream import stream as streamed
 
 from serve_app.router.app import RouterApp
 from serve_app.router.generate import PRIORITY
@@ -87,6 +89,66 @@ async def test_request_that_waited_too_long_is_refused_with_503() -> None:
         call = await Call(app, body()).done()
         assert (call.status, call.error["code"]) == (503, "overloaded")
         assert "0.1 s" in call.error["message"]
+        engine.end()
+        assert (await first.done()).status == 200
+
+
+COMMENTED = {"router": {"comment_s": 0.02}}
+PIECES = [orjson.loads(event(text).removeprefix(b"data: ")) for text in "ab"]
+
+
+def waits(place: int) -> bytes:
+    return b": waits for hot, place %d\n\n" % place
+
+
+async def test_stream_that_waits_hears_its_place_and_then_its_answer_whole() -> None:
+    engine = Places(1, says=streamed(event("a"), event("b"), DONE))
+    async with front(engine, model={"queue": QUEUE}, **COMMENTED) as (app, _):
+        calls = [Call(app, body(stream=True))]
+        await until(lambda: engine.taken == 1)
+        for place in (1, 2):
+            calls.append(Call(app, body(stream=True)))
+            await calls[place].until(lambda call, place=place: call.body.count(waits(place)) > 1)
+        engine.end(3)
+        for call in calls:
+            assert (await call.done()).events == [*(orjson.dumps(piece) for piece in PIECES), b"[DONE]"]
+        assert waits(1) not in calls[0].body
+
+
+async def test_who_does_not_stream_hears_nothing_until_its_answer() -> None:
+    engine = Places(1)
+    async with front(engine, model={"queue": {"size": 5, "wait_s": 0.15}}, **COMMENTED) as (app, _):
+        first = Call(app, body())
+        await until(lambda: engine.taken == 1)
+        call = await Call(app, body()).done()
+        assert (call.status, call.error["code"]) == (503, "overloaded")
+        engine.end()
+        assert (await first.done()).status == 200
+
+
+async def test_refusal_after_such_comments_is_an_error_event_and_done() -> None:
+    engine = Places(1)
+    async with front(engine, model={"queue": {"size": 5, "wait_s": 0.15}}, **COMMENTED) as (app, _):
+        first = Call(app, body())
+        await until(lambda: engine.taken == 1)
+        call = await Call(app, body(stream=True)).done()
+        assert call.body.startswith(waits(1))
+        error, done = call.events
+        assert (orjson.loads(error)["error"]["code"], done) == ("overloaded", b"[DONE]")
+        engine.end()
+        assert (await first.done()).status == 200
+
+
+async def test_stream_that_leaves_the_queue_after_comments_frees_its_place_there() -> None:
+    engine = Places(1)
+    async with front(engine, model={"queue": QUEUE}, **COMMENTED) as (app, _):
+        first = Call(app, body())
+        await until(lambda: engine.taken == 1)
+        leaver = Call(app, body(stream=True))
+        await leaver.until(lambda call: waits(1) in call.body)
+        leaver.disconnect()
+        await leaver.done()
+        assert len(app._lines[HOT]) == 0
         engine.end()
         assert (await first.done()).status == 200
 

@@ -8,11 +8,12 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgi_call import Call
-from front import Places, body, by, front, key, until
+from front import Places, audited, body, by, front, key, until
 from hypothesis import given
 from hypothesis import strategies as st
 from redis_server import RedisServer, redis_server
@@ -24,6 +25,7 @@ from serve_app.router.auth import Caller
 from serve_app.router.rates import Rates
 from serve_app.router.tally import Tally
 from serve_app.service_schema import Anonymous
+from serve_app.telemetry.audit import read_records
 
 # One limit, in simulated time
 
@@ -327,6 +329,54 @@ async def test_many_choices_cost_as_many_answers_before_they_are_counted() -> No
         assert (beside.status, beside.error["code"]) == (429, "rate_limit_exceeded")
         places.end()
         assert (await asked.done()).status == 200
+
+
+COUNTED = {
+    "/tokenize": ({"prompt": "a b c"}, {"count": 3, "max_model_len": 64, "tokens": [1, 2, 3], "token_strs": None}, 3),
+    "/detokenize": ({"tokens": [1, 2, 3, 4]}, {"prompt": '{"count":9,"max_model_len":'}, 4),
+    "/v1/score": (
+        {"text_1": "a", "text_2": ["b"]},
+        {"data": [], "usage": {"prompt_tokens": 5, "total_tokens": 5, "completion_tokens": 0}},
+        5,
+    ),
+    "/v1/rerank": (
+        {"query": "a", "documents": ['"usage":{"prompt_tokens":9}']},
+        {
+            "usage": {"prompt_tokens": 6, "total_tokens": 6},
+            "results": [{"document": {"text": '"usage":{"prompt_tokens":9}'}}],
+        },
+        6,
+    ),
+    "/v1/embeddings": ({"input": "a"}, {"data": [], "usage": {"prompt_tokens": 7, "total_tokens": 7}}, 7),
+}
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_what_generates_nothing_is_booked_and_recorded_with_its_tokens(tmp_path: Path, path: str) -> None:
+    fields, said, tokens = COUNTED[path]
+    sections = limited(tokens_per_minute=1000, requests_per_minute=10) | audited(tmp_path)
+    model = {"abilities": [{"/v1/score": "score", "/v1/rerank": "score"}.get(path, "embeddings")]}
+    async with front(answer(200, said), model=model, **sections) as (app, _):
+        for left in (9, 8):
+            call = await Call(app, fields, path=path, headers=by("k")).done()
+            assert (call.status, call.headers["x-ratelimit-remaining-requests"]) == (200, str(left))
+        rates = app._rates._key("k", app._keys.named("k").limits)
+        assert rates.tokens.room(time.monotonic()).remaining == 1000 - 2 * tokens
+    records = list(read_records(tmp_path))
+    assert [(one["path"], one["key"], one["status"], one["prompt_tokens"]) for one in records] == [
+        (path, "k", 200, tokens)
+    ] * 2
+    assert {one["completion_tokens"] for one in records} == {0}
+
+
+@pytest.mark.parametrize("path", COUNTED)
+async def test_rates_refuse_what_generates_nothing_too(path: str) -> None:
+    fields, said, _ = COUNTED[path]
+    model = {"abilities": [{"/v1/score": "score", "/v1/rerank": "score"}.get(path, "embeddings")]}
+    async with front(answer(200, said), model=model, **limited(requests_per_minute=1)) as (app, (upstream,)):
+        for status in (200, 429):
+            assert (await Call(app, fields, path=path, headers=by("k")).done()).status == status
+        assert len(upstream.seen) == 1
 
 
 async def test_deeply_nested_body_of_a_key_with_a_token_rate_is_answered_or_a_400() -> None:

@@ -809,7 +809,9 @@ async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> Non
 @pytest.mark.parametrize("state", ["failed", "stopped", "loading", "unloading", "asleep"])
 async def test_trouble_of_a_lazy_model_is_a_detail_of_readiness(pool: Pool, state: str) -> None:
     async with behind(answer(200, {})) as (app, _):
-        set_replicas("Pool", [Replica("pool-0", {}, SECRET, {COLD: PublishedModel(state, failure="it was killed")}, True)])
+        set_replicas(
+            "Pool", [Replica("pool-0", {}, SECRET, {COLD: PublishedModel(state, failure="it was killed")}, True)]
+        )
         ready = await Call(app, path="/ready", method="GET").done()
         assert (ready.status, ready.json["models"][HOT], ready.json["models"][COLD]) == (200, "awake", state)
         # By its alias the hot model answers as readiness says.

@@ -8,6 +8,7 @@ import orjson
 import pytest
 from asgi_call import Call
 from catalogs import decided, sent
+from openai.types.responses.response_item_list import ResponseItemList
 from scripted_pool import SECRET, Pool
 from scripted_upstream import DONE, Script, Upstream, answer, stream
 
@@ -313,6 +314,73 @@ async def test_an_unknown_previous_response_is_refused_and_no_engine_asked() -> 
         assert call.headers["x-request-id"]
         assert (await ask(app, previous_response_id=3)).error["param"] == "previous_response_id"
         assert not upstream.seen
+
+
+async def listed(app: RouterApp, name: str = "resp_1", query: str = "order=asc") -> Call:
+    return await Call(app, path=f"{PATH}/{name}/input_items", method="GET", query=query).done()
+
+
+async def test_input_items_are_all_that_led_to_a_response_and_none_of_its_answer() -> None:
+    async with behind(answer(200, response(output=[CALL]))) as (app, upstream):
+        await ask(app, "weather?", tools=[WEATHER])
+        upstream.script = answer(200, response(id="resp_2"))
+        await ask(app, [OUTPUT], tools=[WEATHER], previous_response_id="resp_1")
+        (item,) = (await listed(app)).json["data"]
+        call = await listed(app, "resp_2")
+    assert (item["role"], item["content"]) == ("user", [{"type": "input_text", "text": "weather?"}])
+    found = ResponseItemList.model_validate(call.json)
+    assert [one.type for one in found.data] == ["message", "function_call", "function_call_output"]
+    assert (found.first_id, found.last_id, found.has_more) == (found.data[0].id, found.data[2].id, False)
+    assert found.data[0].id == item["id"]
+    assert {key: call.json["data"][2][key] for key in OUTPUT} == OUTPUT
+
+
+async def test_input_items_come_in_pages() -> None:
+    async with behind(answer(200, response())) as (app, _):
+        await ask(app, [user(text) for text in "abcde"])
+
+        async def texts(query: str) -> tuple[str, bool, str]:
+            page = (await listed(app, query=query)).json
+            return "".join(one["content"][0]["text"] for one in page["data"]), page["has_more"], page["last_id"]
+
+        assert (await texts(""))[:2] == ("edcba", False)
+        assert (await texts("order=asc&limit=5"))[:2] == ("abcde", False)
+        *first, last = await texts("limit=2")
+        assert first == ["ed", True]
+        *rest, last = await texts(f"limit=2&after={last}")
+        assert rest == ["cb", True]
+        assert (await texts(f"limit=2&after={last}"))[:2] == ("a", False)
+        for query, param in (("limit=0", "limit"), ("limit=101", "limit"), ("order=up", "order"), ("after=x", "after")):
+            call = await listed(app, query=query)
+            assert (call.status, call.error["param"]) == (400, param)
+
+
+async def test_a_kept_response_cannot_be_cancelled_or_streamed_and_says_why() -> None:
+    async with behind(answer(200, response())) as (app, _):
+        await ask(app)
+        cancelled = await Call(app, path=PATH + "/resp_1/cancel").done()
+        assert (cancelled.status, cancelled.error["code"]) == (400, "response_not_cancellable")
+        streamed = await Call(app, path=PATH + "/resp_1", query="stream=true", method="GET").done()
+        assert (streamed.status, streamed.error["param"]) == (400, "stream")
+        assert (await Call(app, path=PATH + "/resp_1", query="stream=false", method="GET").done()).status == 200
+
+
+async def test_what_is_below_a_response_is_there_for_its_owner_only() -> None:
+    async with behind(answer(200, response())) as (app, _):
+        await ask(app)
+        for path, method in (("/input_items", "GET"), ("/cancel", "POST")):
+            for name, headers in (("resp_1", {"authorization": "Bearer other"}), ("resp_x", {})):
+                call = await Call(app, path=f"{PATH}/{name}{path}", method=method, headers=headers).done()
+                assert (call.status, call.error["code"]) == (404, "not_found")
+
+
+async def test_background_is_a_400_that_names_what_is_right() -> None:
+    async with behind(answer(200, response())) as (app, upstream):
+        call = await ask(app, background=True)
+        assert (call.status, call.error["param"], call.error["code"]) == (400, "background", "unsupported_value")
+        assert "/v1/batches" in call.error["message"]
+        assert (await ask(app, background=False)).status == 200
+        assert len(upstream.seen) == 1
 
 
 async def test_a_lost_redis_answers_without_what_was_before() -> None:

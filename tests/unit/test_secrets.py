@@ -21,7 +21,8 @@ from scripted_upstream import DONE, Script, Upstream, answer, error, event, hang
 from serve_app import log
 from serve_app.config import Config
 from serve_app.engines.base import EngineSpec
-from serve_app.engines.process import EngineProcess, new_secret, reserve_port
+from serve_app.engines.port import reserve_port
+from serve_app.engines.process import EngineProcess, new_secret
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 

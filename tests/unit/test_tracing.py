@@ -240,7 +240,9 @@ async def test_span_of_a_client_that_left_says_so(collector: Collector) -> None:
 
 
 @pytest.mark.case(83)
-@pytest.mark.parametrize("header", ["", "00-zz-1-01", f"00-{'0' * 32}-{PARENT}-01", "x" * 5000, f"ff-{TRACE}-{PARENT}-01"])
+@pytest.mark.parametrize(
+    "header", ["", "00-zz-1-01", f"00-{'0' * 32}-{PARENT}-01", "x" * 5000, f"ff-{TRACE}-{PARENT}-01"]
+)
 async def test_malformed_trace_header_begins_a_new_trace_and_is_no_fault(collector: Collector, header: str) -> None:
     async with front(answer(200, {"choices": []}), **EXPORTED) as (app, (upstream,)):
         assert (await Call(app, body(), headers={"traceparent": header}).done()).status == 200

@@ -1,0 +1,108 @@
+"""The record of one request: who asked, what became of it, and what the audit keeps of that."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+import uuid
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Scope
+
+from serve_app.router.auth import CALLER, Caller
+from serve_app.router.reply import Reply
+from serve_app.router.tally import Tally
+from serve_app.routing.decision import Decision
+from serve_app.service_schema import Anonymous
+
+# In the scope: a set that is no longer empty when the request has its audit record.
+RECORDED = "switchyard.recorded"
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+@dataclasses.dataclass(slots=True)
+class Asked:
+    """One request on its way through: who sent it, how important it is, and what becomes of it. Times in seconds.
+
+    `queued_s`: waited for a place; `held_s`: waited for its model to load; `sent_at`: when an engine got it.
+    """
+
+    headers: Headers
+    caller: Caller
+    began: float
+    priority: int = 0
+    stream: bool = False
+    decision: Decision | None = None
+    degraded: str = ""
+    queued_s: float = 0.0
+    held_s: float = 0.0
+    sent_at: float | None = None
+    tally: Tally = dataclasses.field(default_factory=Tally)
+
+
+def request_id(headers: Headers) -> str:
+    """The client's own id where it is a sane header value, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
+    """What the audit keeps of a request: the record of the design. Times in ms."""
+    now = time.monotonic()
+    tally, decision = asked.tally, asked.decision
+    record: dict[str, Any] = {
+        "at": round(time.time(), 3),
+        "request": reply.headers.get("x-request-id", ""),
+        "key": asked.caller.id,
+        "path": path,
+        "stream": asked.stream,
+        "priority": asked.priority,
+        # 499: the client left before it got anything.
+        "status": reply.status or 499,
+        "error": reply.fault or None,
+        "model": None,
+        "prompt_tokens": tally.prompt,
+        "completion_tokens": tally.completion,
+        "reasoning_tokens": tally.reasoning,
+        "cached_tokens": tally.cached,
+        "finish": tally.finish or None,
+        "replica": tally.replica or None,
+        "queue_ms": _ms(asked.queued_s),
+        "load_ms": _ms(asked.held_s),
+        "ttft_ms": None if tally.first_at is None else _ms(tally.first_at - asked.began),
+        "engine_ms": None if asked.sent_at is None else _ms(now - asked.sent_at),
+        "total_ms": _ms(now - asked.began),
+    }
+    if decision is not None:
+        record |= {
+            "model": decision.model_id,
+            "model_source": decision.model_source,
+            "thinking": decision.thinking,
+            "thinking_source": decision.thinking_source,
+            "budget": decision.budget,
+            "rule": decision.rule,
+            "fallback": decision.fallback,
+            "degraded": asked.degraded or None,
+        }
+    return record
+
+
+def refused_record(scope: Scope, own_id: str, status: int, code: str | None) -> dict[str, Any]:
+    """What the audit keeps of a request that did not come as far as `Generate`. An unknown key has no name."""
+    headers = Headers(scope=scope)
+    caller: Caller | None = scope.get(CALLER)
+    asked = Asked(headers, caller or Caller("", Anonymous()), time.monotonic())
+    reply = Reply(_nowhere, stream=False)
+    reply.headers["x-request-id"] = own_id
+    reply.status, reply.fault = status, code or ""
+    return audit_record(scope["path"], asked, reply)
+
+
+async def _nowhere(message: Message) -> None:
+    raise AssertionError("it was answered elsewhere")
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
