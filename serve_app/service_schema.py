@@ -99,8 +99,8 @@ class Security(Strict):
 
     hosts: list[Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]] = Field(
         default_factory=list,
-        description="Public host names that a proxy in front passes on, e.g. llm.example.org. Asked only where there are"
-        " no keys and the router listens on the loopback address.",
+        description="Public host names that a proxy in front passes on, e.g. llm.example.org. Asked only where there"
+        " are no keys and the router listens on the loopback address.",
     )
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """What a client's text holds of a chat template's own words: markers that would end a message and begin another. Pure.
 
 A template writes roles as control tokens, and a tokenizer reads them back wherever they stand, in the text of a user or
-in what a tool found on the web as well. Here they are kept from being read as such. Known are the forms of Qwen, Llama 3,
-GLM, Phi, SmolLM2 and gpt-oss (`<|word|>`), of DeepSeek (the same with U+FF5C), and of Gemma. `<think>` and `<tool_call>`
-are ordinary words to a tokenizer, and stay.
+in what a tool found on the web as well. Here they are kept from being read as such. Known are the forms of Qwen,
+Llama 3, GLM, Phi, SmolLM2 and gpt-oss (`<|word|>`), of DeepSeek (the same with U+FF5C), and of Gemma. `<think>` and
+`<tool_call>` are ordinary words to a tokenizer, and stay.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long a load may make its clients wait: a limit of its own, said with a time to come back, and joined by who does."""
+"""How long a load may make its clients wait: a limit of its own, with a time to come back that is said."""
 
 from __future__ import annotations
 
