@@ -245,6 +245,7 @@ class Config(Strict):
             load_timeout_s=model.load_timeout_s,
             steer_timeout_s=model.sleep.timeout_s,
             kv_cache_limit=model.kv_cache_limit,
+            stall_timeout_s=model.stall_timeout_s,
         )
 
     def sleeps(self, model: Model) -> bool:

@@ -111,6 +111,7 @@ class FakeScript(Strict):
     fail_at: int = -1
     die_at: int = -1
     stall_at: int = -1
+    wedge_at: int = -1
     cut: int = 0
 
 
@@ -224,6 +225,9 @@ class Model(Strict):
     )
     idle_timeout_s: Annotated[float, Field(gt=0)] | None = Field(120, description="Between two tokens of a stream.")
     total_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="For the whole answer.")
+    stall_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        300, description="An engine that has requests and takes no step for so long hangs, and is started again."
+    )
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model's files.")
