@@ -81,14 +81,28 @@ def _door_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
 
 def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
     """Serve passes over a deployment that the application does not have."""
+    from ray.serve.config import AutoscalingConfig
+
     from serve_app.app import POOL, ROUTER
 
     index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
     names = [ROUTER, *map(deployment_name, config.residents), *([POOL] if config.lazy else [])]
-    return [
-        f"applications[{index}].deployments[{place}].name: there is no such deployment, but {', '.join(names)}"
+    overrides = [
+        (f"applications[{index}].deployments[{place}]", override)
         for place, override in enumerate(ours.get("deployments") or [])
-        if isinstance(override, dict) and override.get("name") not in names
+        if isinstance(override, dict)
+    ]
+    # To Serve's schema it is any mapping, and what is unknown in it counts for nothing.
+    misplaced = [
+        f"{where}.autoscaling_config.{key}: no such key"
+        for where, override in overrides
+        for key in override.get("autoscaling_config") or ()
+        if key not in AutoscalingConfig.model_fields
+    ]
+    return misplaced + [
+        f"{where}.name: there is no such deployment, but {', '.join(names)}"
+        for where, override in overrides
+        if override.get("name") not in names
     ]
 
 

@@ -1,8 +1,8 @@
 """Whether an engine that has requests still works on them. Pure.
 
-An engine core can hang (a collective that waits for a lost peer, a lock, a grammar that never compiles) while its server
-goes on to answer health checks. What tells is its scheduler's steps. None for a while may also mean that all it had to do
-is done and a client reads slowly; so it is given a token to generate before it is taken for hung.
+An engine core can hang (a collective that waits for a lost peer, a lock, a grammar that never compiles) while its
+server goes on to answer health checks. What tells is its scheduler's steps. None for a while may also mean that all it
+had to do is done and a client reads slowly; so it is given a token to generate before it is taken for hung.
 """
 
 from __future__ import annotations

@@ -136,6 +136,12 @@ def test_a_path_with_spaces_is_one_path(tmp_path: Path) -> None:
             lambda doc, args: doc["applications"].append({"name": "b", "route_prefix": "/", "import_path": "a:b"}),
             "applications: Found duplicate applications for route prefix",
         ),
+        (
+            lambda doc, args: doc["applications"][0].update(
+                deployments=[{"name": "Router", "autoscaling_config": {"max_ongoing_requests": 10}}]
+            ),
+            "applications[0].deployments[0].autoscaling_config.max_ongoing_requests: no such key",
+        ),
         (lambda doc, args: doc["applications"][0].update(route_prefx="/"), "applications[0].route_prefx: no such key"),
         (lambda doc, args: args["router"].update(port=8001), "http_options.port: 8001 is router.port too"),
         (lambda doc, args: doc.pop("http_options"), "http_options.port: 8000 is router.port too"),

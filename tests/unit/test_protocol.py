@@ -118,6 +118,7 @@ async def test_a_wish_to_upgrade_is_ignored_and_the_body_stays_a_body(upgrade: b
         assert (await connection.answer())[2]["path"] == "/next"
 
 
+@pytest.mark.case(82)
 async def test_too_large_a_head_is_a_431_and_ends_the_connection() -> None:
     async with connected() as connection:
         await connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
