@@ -177,6 +177,7 @@ async def test_only_the_router_gets_in_and_only_to_the_api(engine: EngineProcess
             assert answer.status == 404
 
 
+@pytest.mark.case(5)
 async def test_more_than_the_context_is_a_400_before_a_stream_begins(
     engine: EngineProcess, http: aiohttp.ClientSession
 ) -> None:

@@ -14,6 +14,7 @@ SECRET = "xyzzy-do-not-echo"
 HELLO = [{"role": "user", "content": SECRET}]
 
 
+@pytest.mark.case(4, 5, 14, 65)
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
@@ -47,6 +48,7 @@ def test_a_wrong_body_is_refused_by_field(fake: Service, body: Any, status: int,
     assert SECRET not in str(answer)
 
 
+@pytest.mark.case(4, 118)
 @pytest.mark.parametrize(
     ("data", "headers", "status"),
     [

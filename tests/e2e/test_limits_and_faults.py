@@ -41,6 +41,7 @@ async def test_both_replicas_are_filled_to_the_last_place_and_the_next_is_refuse
     assert (await _say(fake_client, "hot")).choices
 
 
+@pytest.mark.case(19)
 async def test_an_engine_that_fails_before_the_first_token_is_a_status_not_an_empty_stream(
     fake_client: AsyncOpenAI,
 ) -> None:
@@ -50,6 +51,7 @@ async def test_an_engine_that_fails_before_the_first_token_is_a_status_not_an_em
         assert raised.value.status_code == 503
 
 
+@pytest.mark.case(58)
 async def test_an_engine_that_fails_later_is_an_error_event(fake_client: AsyncOpenAI) -> None:
     stream = await _say(fake_client, "hot", "fail_at=3", stream=True)
     got: list[Any] = []
@@ -79,6 +81,7 @@ async def test_an_engine_that_dies_is_an_error_and_its_place_is_taken_by_a_new_o
     assert (await _say(fake_client, "hot")).choices
 
 
+@pytest.mark.case(56, 106)
 async def test_events_that_arrive_in_pieces_come_out_whole(fake_client: AsyncOpenAI) -> None:
     text = "🧑‍🚀 汉字 ༼ つ ◕_◕ ༽つ 𠮷野家"
     for cut in (1, 3, 7):
@@ -131,6 +134,7 @@ def test_past_the_hold_limit_it_is_a_503_with_a_time_on_a_stream_too(fake: Servi
     assert text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.case(59)
 def test_a_burst_of_leavers_leaves_nothing_in_flight(fake: Service) -> None:
     async def leave() -> None:
         client = AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=0)

@@ -165,6 +165,7 @@ def test_refusal_never_holds_what_the_client_wrote(body: dict[str, Any]) -> None
     assert SECRET_TEXT not in str(refusal(body).payload())
 
 
+@pytest.mark.case(28)
 @pytest.mark.parametrize(
     "field", ["model", "temperature", "max_tokens", "stream", "tools", "chat_template_kwargs", "seed", "mode"]
 )
@@ -195,6 +196,7 @@ def test_null_beside_messages_does_not_hide_the_value_in_extra_body() -> None:
     assert read_facts(chat(top_k=None, extra_body={"top_k": 2}), "chat").body["top_k"] == 2
 
 
+@pytest.mark.case(32)
 def test_unknown_fields_and_history_fields_are_kept_unchanged() -> None:
     messages = [
         {

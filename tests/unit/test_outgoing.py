@@ -39,6 +39,7 @@ def test_developer_is_system() -> None:
     assert messages_for(said("developer", "be kind"), said("user")) == [said("system", "be kind"), said("user")]
 
 
+@pytest.mark.case(49)
 def test_several_system_messages_are_one_at_the_head_in_their_order() -> None:
     given = [
         said("system", "one"),
@@ -50,6 +51,7 @@ def test_several_system_messages_are_one_at_the_head_in_their_order() -> None:
     assert messages_for(*given) == [said("system", "one\n\ntwo\n\nthree"), said("user", "a"), said("user", "b")]
 
 
+@pytest.mark.case(49)
 def test_system_message_that_comes_late_goes_to_the_head() -> None:
     assert messages_for(said("user"), said("system", "be kind")) == [said("system", "be kind"), said("user")]
 
@@ -78,6 +80,7 @@ def test_other_fields_of_the_first_system_message_are_kept() -> None:
 # Fields of messages
 
 
+@pytest.mark.case(46)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -191,6 +194,7 @@ UNKNOWN: dict[str, Any] = {
 }
 
 
+@pytest.mark.case(2, 32)
 @pytest.mark.parametrize("mode", [{}, THINKING])
 def test_nothing_but_what_the_router_means_is_changed(mode: dict[str, str]) -> None:
     given = {**chat("hello", model="big"), **UNKNOWN, "chat_template_kwargs": {"custom": 1}}

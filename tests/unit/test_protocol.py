@@ -102,6 +102,7 @@ UPGRADES = [
 ]
 
 
+@pytest.mark.case(140)
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @pytest.mark.parametrize("pieces", [1, 2])
 async def test_a_wish_to_upgrade_is_ignored_and_the_body_stays_a_body(upgrade: bytes, pieces: int) -> None:
@@ -142,6 +143,7 @@ async def test_a_head_that_never_ends_is_not_waited_for(monkeypatch: pytest.Monk
         assert await connection.closed()
 
 
+@pytest.mark.case(118)
 async def test_pipelined_chunked_and_expecting_requests_are_answered_in_order() -> None:
     async with connected() as connection:
         chunked = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"

@@ -103,6 +103,7 @@ EVENTS = [event(word) for word in (TEXT, "second", "third")]
 WHOLE = b"".join(EVENTS) + DONE
 
 
+@pytest.mark.case(56)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
 async def test_stream_cut_anywhere_arrives_byte_for_byte(size: int) -> None:
     pieces = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
@@ -124,6 +125,7 @@ FIRST_ERROR = b"data: " + orjson.dumps(error(400, "too long for max_model_len"))
 SPACED_ERROR = b'data: {"error": {"message": "bad", "type": "BadRequestError", "param": null, "code": 400}}\n\n'
 
 
+@pytest.mark.case(5, 19)
 @pytest.mark.parametrize("first", [FIRST_ERROR, SPACED_ERROR])
 @pytest.mark.parametrize("size", [4, 12, 30, 10_000])
 async def test_error_in_the_first_event_becomes_a_status_however_it_is_cut(first: bytes, size: int) -> None:
@@ -141,6 +143,7 @@ async def test_engines_fault_in_the_first_event_becomes_a_503() -> None:
     assert "retry-after" in call.headers
 
 
+@pytest.mark.case(19)
 @pytest.mark.parametrize("pieces", [(), (DONE,), (DONE[:5], DONE[5:])])
 async def test_stream_without_an_event_is_an_error_and_never_an_empty_success(
     pieces: tuple[bytes, ...],
@@ -149,6 +152,7 @@ async def test_stream_without_an_event_is_an_error_and_never_an_empty_success(
     assert (call.status, call.error["code"]) == (503, "engine_died")
 
 
+@pytest.mark.case(58)
 @pytest.mark.parametrize("keep", range(0, len(EVENTS[1]), 9))
 async def test_stream_that_is_cut_ends_in_an_error_event_and_done(keep: int) -> None:
     call = await asked(stream(EVENTS[0], EVENTS[1][:keep], end="cut"), stream=True)
@@ -184,6 +188,7 @@ async def test_engine_that_dies_before_or_in_a_plain_answer_is_a_503(script: Scr
     assert int(call.headers["retry-after"]) >= 1
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("pieces", [1, 5])
 async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming: bool, pieces: int) -> None:
@@ -198,6 +203,7 @@ async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming
     }
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize(
     "message",
     [
@@ -300,6 +306,7 @@ async def left_in_time(call: Call, upstream: Upstream) -> None:
     assert time.monotonic() - began < GONE_WITHIN_S
 
 
+@pytest.mark.case(59, 107)
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_client_that_leaves_before_the_answer_closes_the_engines_connection(streaming: bool) -> None:
     async with behind(silent) as (app, (upstream,)):
@@ -539,6 +546,7 @@ def lazy_replica(name: str, url: str) -> Replica:
 # What goes on to the engine
 
 
+@pytest.mark.case(118)
 async def test_engine_sees_the_clients_fields_and_none_of_its_credentials() -> None:
     private = {
         "authorization": "Bearer key",
@@ -686,6 +694,7 @@ async def test_body_that_does_not_arrive_is_a_408(pool: Pool) -> None:
     assert (call.status, call.error["code"]) == (408, "body_timeout")
 
 
+@pytest.mark.case(118)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -775,11 +784,13 @@ async def test_every_listed_model_can_be_fetched_by_its_id(pool: Pool) -> None:
         assert (fetched.status, fetched.json["id"]) == (200, card["id"])
 
 
+@pytest.mark.case(116)
 async def test_model_is_fetched_by_its_alias_and_an_id_with_a_slash(pool: Pool) -> None:
     assert (await got(pool, "/v1/models/nick")).json["id"] == HOT
     assert (await got(pool, f"/v1/models/{HOT}")).json["tier"] == "resident"
 
 
+@pytest.mark.case(116)
 async def test_cold_model_is_listed_with_its_state_and_wakes_nothing(pool: Pool) -> None:
     card = (await got(pool, f"/v1/models/{COLD}")).json
     assert (card["state"], card["expected_wake_s"], pool.asked) == ("stopped", 30, [])

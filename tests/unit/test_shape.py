@@ -375,6 +375,7 @@ def test_piece_of_a_call_without_a_function_passes(call: dict[str, Any]) -> None
     assert deltas(data)[0]["delta"]["tool_calls"] == [call]
 
 
+@pytest.mark.case(94)
 @pytest.mark.parametrize("names", ["both", "reasoning", "reasoning_content"])
 def test_call_that_was_written_into_the_thought_comes_to_light(names: Names) -> None:
     thought = f"I should look it up. {MARKUP}"

@@ -31,6 +31,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.case(65)
 @pytest.mark.parametrize(("source", "yes", "no"), FORMS, ids=[form[0] for form in FORMS])
 def test_each_form_is_understood_and_reaches_the_engine(
     source: str, yes: dict[str, Any], no: dict[str, Any] | None
@@ -42,6 +43,7 @@ def test_each_form_is_understood_and_reaches_the_engine(
             assert sent(chat(**fields))["chat_template_kwargs"]["enable_thinking"] is wanted
 
 
+@pytest.mark.case(64, 65)
 @pytest.mark.parametrize(("strong", "weak"), PAIRS, ids=[f"{a[0]}-over-{b[0]}" for a, b in PAIRS])
 def test_the_stronger_form_wins_and_the_contradiction_is_said(strong: tuple, weak: tuple) -> None:  # type: ignore[type-arg]
     for mine, theirs, wanted in ((strong[1], weak[2], True), (strong[2], weak[1], False)):
