@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
+from serve_app.routing.constraints import with_constraints_in_place
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
@@ -183,6 +184,8 @@ def read_facts(
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]):
             raise bad_request(f"`{field}` {message}.", field)
+    if endpoint not in PLAIN_ENDPOINTS:
+        body = with_constraints_in_place(body)
     chat = as_chat(body) if endpoint == "responses" else body
     check_schemas(chat)
     text, images = "", False
@@ -242,7 +245,7 @@ def _without_nulls(body: Body) -> Body:
 
 
 def _has_schema(body: Body) -> bool:
-    if any(field.startswith(("guided_", "structured_")) and body[field] is not None for field in body):
+    if body.get("structured_outputs") is not None:
         return True
     asked = body.get("response_format")
     return isinstance(asked, dict) and asked.get("type") not in (None, "text")

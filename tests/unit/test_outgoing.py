@@ -182,7 +182,7 @@ def test_tools_and_their_choice_pass_as_they_came(choice: object) -> None:
 
 UNKNOWN: dict[str, Any] = {
     "vendor": {"deep": [None, {"x": 1.5}]},
-    "guided_json": None,
+    "vendor_form": None,
     "include_stop_str_in_output": True,
     "logit_bias": {"7": -100},
     "metadata": {"a": "b"},
