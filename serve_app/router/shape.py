@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import orjson
 
-from serve_app.errors import unavailable
+from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
@@ -35,7 +35,7 @@ _FINISHED = b'"finish_reason":"'
 _NO_REASONING = b'"reasoning":null'
 _TOOL_CALLS = b'"tool_calls":'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MARKUP = re.compile(_OPEN + r"\s*\{")
+_MARKUP = re.compile(rf"\A\s*{_OPEN}|{_OPEN}\s*\{{")
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,6 +45,7 @@ class _Choice:
     held: str = ""
     stopped: str | None = None
     thought: str = ""
+    called: bool = False
 
 
 class Shape:
@@ -122,10 +123,13 @@ class Shape:
             self._hold(choice, delta, seen)
         if self._tools:
             for call in delta.get("tool_calls") or ():
-                self._visible = True
+                self._visible = seen.called = True
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
                     function["arguments"] = function.get("arguments") or ""
+            if choice.get("finish_reason") == "tool_calls" and not seen.called:
+                # vLLM (0.32) drops it from the stream.
+                raise _unreadable()
             seen.thought += delta.get("reasoning") or ""
             if choice.get("finish_reason") == "stop" and not self._visible and (text := _misplaced(seen.thought)):
                 delta["content"] = text
@@ -160,6 +164,13 @@ def _object(raw: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise unavailable("The engine answered what is no answer; try again.", code="engine_error", retry_after_s=2)
     return found
+
+
+def _unreadable() -> ApiError:
+    """For a call that is none: the client would get nothing, or be told of a call that it does not get."""
+    return unavailable(
+        "The model wrote a tool call that cannot be read; try again.", code="invalid_tool_call", retry_after_s=1
+    )
 
 
 def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -197,6 +208,8 @@ def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
                     message["tool_calls"] = calls
         elif isinstance(content, str) and _MARKUP.search(content):
             message["content"] = content.replace(_OPEN, "").replace(_CLOSE, "").strip()
+            if not message["content"]:
+                raise _unreadable()
         if choice.get("finish_reason") == "tool_calls" and not message.get("tool_calls"):
             choice["finish_reason"] = "length"
         elif choice.get("finish_reason") == "stop" and not content:

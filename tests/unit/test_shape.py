@@ -245,6 +245,7 @@ def test_text_behind_the_stop_string_is_not_in_the_log_probabilities() -> None:
     assert b"hidden" not in b"".join(map(shape.events, events))
 
 
+@pytest.mark.case(44)
 def test_choices_stop_each_for_itself() -> None:
     shape = Shape(stops=["END"])
     data = event({"content": "a EN"}, index=0) + event({"content": "b EN"}, index=1)
@@ -367,6 +368,36 @@ def test_first_piece_of_a_call_has_arguments() -> None:
     data = Shape(tools=True).events(event({"tool_calls": [first]}) + event({"tool_calls": [more]}))
     functions = [choice["delta"]["tool_calls"][0]["function"] for choice in deltas(data)]
     assert functions == [{"name": "look_up", "arguments": ""}, {"arguments": '{"q": 1}'}]
+
+
+@pytest.mark.case(40, 94)
+@pytest.mark.parametrize("before", ["", "Let me look."])
+def test_stream_that_ends_in_a_call_nobody_got_is_an_error(before: str) -> None:
+    shape = Shape(tools=True)
+    shape.events(event({"content": before}))
+    with pytest.raises(ApiError) as error:
+        shape.events(event({}, "tool_calls"))
+    assert (error.value.status, error.value.code) == (503, "invalid_tool_call")
+
+
+def test_choice_that_calls_does_not_speak_for_another_one() -> None:
+    shape = Shape(tools=True)
+    shape.events(event({"tool_calls": [{"index": 0, **CALL}]}, index=0) + event({}, "tool_calls", index=0))
+    with pytest.raises(ApiError):
+        shape.events(event({}, "tool_calls", index=1))
+
+
+@pytest.mark.case(94)
+@pytest.mark.parametrize("content", ["<tool_call>look it up", "\n<tool_call> look it up</tool_call>"])
+def test_call_without_an_object_is_text(content: str) -> None:
+    assert whole(Shape(tools=True), {"content": content}, "stop")["content"] == "look it up"
+
+
+@pytest.mark.case(94)
+def test_call_of_nothing_is_an_error() -> None:
+    with pytest.raises(ApiError) as error:
+        whole(Shape(tools=True), {"content": "<tool_call>\n"}, "stop")
+    assert error.value.code == "invalid_tool_call"
 
 
 @pytest.mark.parametrize("call", [{"index": 0}, {"index": 0, "function": None}, {"index": 0, "id": "c"}])
