@@ -29,6 +29,14 @@ _FOREIGN = {
 }
 
 
+def asks_for_form(body: dict[str, Any]) -> bool:
+    """Whether the answer is held to a form."""
+    if any(body.get(field) is not None for field in ("structured_outputs", *_GUIDED)):
+        return True
+    wanted = body.get("response_format")
+    return isinstance(wanted, dict) and wanted.get("type") not in (None, "text")
+
+
 def with_constraints_in_place(body: dict[str, Any]) -> dict[str, Any]:
     """The body with its constraint where vLLM looks for it. Raises `ApiError` (400) for two, or one it cannot know."""
     for field, instead in _FOREIGN.items():

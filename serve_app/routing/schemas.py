@@ -36,6 +36,12 @@ def _schemas(body: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     held = body.get("structured_outputs")
     if isinstance(held, dict) and isinstance(held.get("json"), dict):
         yield "structured_outputs", held["json"]
+    if isinstance(body.get("guided_json"), dict):
+        yield "guided_json", body["guided_json"]
+    for index, tool in enumerate(body.get("tools") or ()):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if isinstance(function, dict) and isinstance(function.get("parameters"), dict):
+            yield f"tools[{index}].function.parameters", function["parameters"]
 
 
 def endless_reference(schema: Any) -> str | None:

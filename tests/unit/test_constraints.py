@@ -56,7 +56,7 @@ def test_a_constraint_that_no_engine_here_knows_is_refused_and_not_ignored(
     fields: dict[str, Any], endpoint: Any
 ) -> None:
     with pytest.raises(ApiError) as refused:
-        read_facts(chat(prompt="hi", **fields), endpoint)
+        sent(chat(prompt="hi", **fields), endpoint)
     assert (refused.value.status, refused.value.code) == (400, "unsupported_field")
     assert refused.value.param in fields
 
@@ -70,7 +70,7 @@ def test_a_constraint_that_no_engine_here_knows_is_refused_and_not_ignored(
 )
 def test_two_constraints_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ApiError) as refused:
-        read_facts(chat(**fields), "chat")
+        sent(chat(**fields))
     assert refused.value.status == 400
 
 
@@ -95,4 +95,4 @@ def test_no_constraint_is_none_however_it_is_said(nothing: dict[str, Any]) -> No
 
 
 def test_what_generates_nothing_keeps_fields_of_these_names() -> None:
-    assert read_facts({"input": "hi", "format": "x"}, "embeddings").body["format"] == "x"
+    assert sent({"input": "hi", "format": "x", "model": "embedder"}, "embeddings")["format"] == "x"

@@ -50,3 +50,10 @@ def test_such_a_schema_is_a_400_that_names_the_field(fields: dict[str, Any]) -> 
         read_facts(chat("hi", **fields), "chat")
     assert refused.value.status == 400
     assert refused.value.param in fields
+
+
+def test_a_tools_schema_that_nothing_fits_is_a_400_too() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": ITSELF}}]
+    with pytest.raises(ApiError) as refused:
+        read_facts(chat("hi", tools=tools), "chat")
+    assert (refused.value.status, refused.value.param) == (400, "tools[0].function.parameters")
