@@ -180,17 +180,44 @@ def _only_listed(headers: dict[str, Any], door: Door) -> None:
         ("HEAD", "/health", 200),
         ("HEAD", CHAT, 405),
         ("OPTIONS", CHAT, 405),
-        ("GET", "/v1/models/org%2Fhot", 404),
+        ("GET", "/v1/models/org%2Fhot", 200),
         ("GET", "/v1/models?limit=20", 200),
         ("GET", "http://other.example/v1/models", 200),
         ("TRACE", "/v1/models", 405),
     ],
 )
 async def test_methods_and_targets_that_clients_and_proxies_send(method: str, target: str, status: int) -> None:
-    async with front_doors(OK) as ((door,), _), connected(door) as connection:
+    async with front_doors(OK, model={"aliases": ["org/hot"]}) as ((door,), _), connected(door) as connection:
         await connection.send(f"{method} {target} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         head = (await connection.reader.readuntil(b"\r\n\r\n")).decode()
         assert int(head.split()[1]) == status
+
+
+async def test_a_stream_has_no_length_and_may_not_be_kept_by_anybody_between() -> None:
+    async with front_doors(stream(event("a"), event("b"), DONE)) as ((door,), _), connected(door) as connection:
+        await connection.send(request(body(stream=True)))
+        status, headers, said = await connection.answer()
+        assert (status, said) == (200, event("a") + event("b") + DONE)
+        assert headers["transfer-encoding"] == "chunked"
+        assert "content-length" not in headers
+        assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
+
+
+async def test_a_body_that_grows_with_its_models_name_has_its_new_length() -> None:
+    async with front_doors(OK, model={"aliases": ["a", "a" * 200]}) as ((door,), (upstream,)):
+        for name in ("a", "a" * 200):
+            async with connected(door) as connection:
+                await connection.send(request(body(model=name)))
+                assert (await connection.answer())[0] == 200
+        assert [seen.body["model"] for seen in upstream.seen] == ["hot", "hot"]
+
+
+async def test_the_last_of_equal_keys_counts() -> None:
+    twice = b'{"messages": [{"role": "user", "content": "a"}], "max_tokens": "x", "max_tokens": 5}'
+    async with front_doors(OK) as ((door,), (upstream,)), connected(door) as connection:
+        await connection.send(request(twice))
+        assert (await connection.answer())[0] == 200
+        assert upstream.seen[0].body["max_tokens"] == 5
 
 
 async def test_a_query_string_changes_nothing() -> None:
