@@ -743,7 +743,7 @@ async def test_other_content_types_are_a_415(pool: Pool, headers: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
+    "content_type", ["", "application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
 )
 async def test_every_way_to_say_json_is_taken(content_type: str) -> None:
     async with behind(answer(200, {})) as (app, _):
