@@ -171,7 +171,7 @@ class Generate:
                 path=PATHS[self._endpoint],
                 body=_encoded(body),
                 headers=passed,
-                shape=shape_of(facts, decision, model, self._reasoning_fields),
+                shape=shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
                 tally=asked.tally,
                 began=asked.began,
                 ttft_s=model.ttft_timeout_s,

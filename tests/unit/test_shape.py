@@ -14,6 +14,7 @@ from judging import TOOLS
 
 from serve_app.errors import ApiError
 from serve_app.router.shape import Names, Shape, shape_of
+from serve_app.router.tally import Tally
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
@@ -378,6 +379,37 @@ def test_stream_that_ends_in_a_call_nobody_got_is_an_error(before: str) -> None:
     with pytest.raises(ApiError) as error:
         shape.events(event({}, "tool_calls"))
     assert (error.value.status, error.value.code) == (503, "invalid_tool_call")
+
+
+def ended(tokens: int, thought: int, *before: bytes) -> list[bytes]:
+    """What a client gets of a stream that stops by itself after so many tokens, and its usage."""
+    tally = Tally(hides=False)
+    shape = Shape(tools=True, tally=tally)
+    usage = {
+        "prompt_tokens": 1,
+        "completion_tokens": tokens,
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
+    last = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
+    return [shape.events(tally.events(data)) for data in (*before, event({}, "stop"), last, b"data: [DONE]\n\n")]
+
+
+@pytest.mark.case(94)
+def test_stream_that_ends_without_a_word_of_what_was_written_is_an_error() -> None:
+    with pytest.raises(ApiError) as error:
+        ended(46, 2)
+    assert error.value.code == "invalid_tool_call"
+
+
+def test_stream_of_an_answer_that_is_empty_ends_in_order() -> None:
+    chunks = [deltas(data) for data in ended(5, 2)[:2]]
+    assert [[choice.get("finish_reason") for choice in found] for found in chunks] == [[], ["stop"]]
+    assert ended(5, 2)[-1] == b"data: [DONE]\n\n"
+
+
+def test_stream_that_says_something_is_not_held_back() -> None:
+    said = ended(46, 2, event({"content": "It rains."}))
+    assert b'"stop"' in said[1]
 
 
 def test_choice_that_calls_does_not_speak_for_another_one() -> None:
