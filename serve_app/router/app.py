@@ -330,6 +330,8 @@ class RouterApp:
             "aliases": model.aliases,
             "tier": model.tier,
             "abilities": model.abilities,
+            "max_ongoing_requests": model.max_ongoing_requests,
+            "max_queued_requests": model.queue.size,
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,

@@ -24,12 +24,13 @@ from serve_app.router.body import read_json
 from serve_app.router.decider import Decided, Decider
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
+from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.lines import Line, Updates
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, audit_record, request_id
-from serve_app.router.relay import EngineCall, NotServed, Relay, broken
+from serve_app.router.relay import EngineCall, NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tokens import most_tokens
@@ -177,7 +178,7 @@ class Generate:
                 path=PATHS[self._endpoint],
                 body=_encoded(body),
                 headers=passed,
-                shape=shape_of(facts, decision, model, self._reasoning_fields),
+                shape=shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
                 tally=asked.tally,
                 began=asked.began,
                 ttft_s=model.ttft_timeout_s,

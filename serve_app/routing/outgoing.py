@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from serve_app.model_schema import Model
+from serve_app.routing.constraints import with_constraints_in_place
 from serve_app.routing.control_tokens import without_markers
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
+from serve_app.routing.message_form import check_roles, uniform
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "conversation", "priority")
-_THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget")
+_THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget", "thinking", "reasoning")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
@@ -29,7 +31,8 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     # A server that is not ours may know what they mean where we do not.
     known = model.thinking.supported or not model.external
     for field in (*_ROUTER_FIELDS, *_THINKING_FIELDS) if known else _ROUTER_FIELDS:
-        body.pop(field, None)
+        if not (field == "reasoning" and facts.endpoint == "responses"):
+            body.pop(field, None)
     if not body.get("tools"):
         # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
         body.pop("tools", None)
@@ -37,8 +40,12 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
             del body["tool_choice"]
     if facts.endpoint == "responses":
         body = uniform_response(body)
+    if not model.external and facts.endpoint not in PLAIN_ENDPOINTS:
+        body = with_constraints_in_place(body)
     if facts.endpoint == "chat":
-        body["messages"] = uniform_messages(body["messages"])
+        if not model.external:
+            check_roles(body["messages"])
+        body["messages"] = [uniform(message) for message in uniform_messages(body["messages"])]
     if facts.excerpt is not None and model.thinking.supported:
         body["chat_template_kwargs"] = {
             **body.get("chat_template_kwargs", {}),
@@ -51,8 +58,12 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     if facts.stream and facts.endpoint != "responses":
         # The router counts by it; the client gets it only if it asked.
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    if stops_of(facts, decision):
-        del body["stop"]
+    if "stop" in body:
+        stops = _stops(body["stop"])
+        if not stops or stops_of(facts, decision):
+            del body["stop"]
+        elif isinstance(body["stop"], list):
+            body["stop"] = stops
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
     return {**sampling.values(), **body}
 
@@ -61,8 +72,12 @@ def stops_of(facts: Facts, decision: Decision) -> Sequence[str]:
     """The stop strings that the router itself applies, to the answer: engines apply them to the thought too."""
     if facts.endpoint != "chat" or not decision.thinking or facts.body.get("include_stop_str_in_output"):
         return ()
-    stop = facts.body.get("stop") or ()
-    return tuple(filter(None, [stop] if isinstance(stop, str) else stop))
+    return tuple(_stops(facts.body.get("stop", ())))
+
+
+def _stops(stop: str | Sequence[str]) -> list[str]:
+    """Without empty ones, which stop nothing (and which vLLM refuses)."""
+    return [text for text in ([stop] if isinstance(stop, str) else stop) if text]
 
 
 def uniform_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

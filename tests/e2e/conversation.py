@@ -126,6 +126,9 @@ def _joined(status: int, headers: dict[str, str], text: str) -> Answer:
         answer.ids.add(chunk["id"])
         answer.usage = chunk.get("usage") or answer.usage
         for choice in chunk["choices"]:
+            if choice["index"]:
+                continue
+            assert "finish_reason" in choice, "null, where it goes on"
             answer.finish = choice["finish_reason"] or answer.finish
             answer.logprobs += (choice.get("logprobs") or {}).get("content") or []
             for name, found in pieces.items():

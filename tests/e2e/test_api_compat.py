@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import QWEN, RESIDENT
-from tests.e2e.conversation import (
-    OFF,
-    Answer,
-    ask,
-    body,
-    user,
-)
+from tests.e2e.conversation import BOTH_WAYS, OFF, Answer, ask, body, forced, user
 from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
@@ -125,3 +119,13 @@ def test_only_listed_headers_go_on_and_a_compressed_body_is_refused(real: Servic
 def test_two_fields_are_enough(real: Service) -> None:
     answer: Answer = ask(real, {"model": RESIDENT, "messages": user("Where do llamas come from? One word.")})
     assert (answer.status, bool(answer.content)) == (200, True)
+
+
+@pytest.mark.case(106)
+@BOTH_WAYS
+def test_characters_of_several_tokens_arrive_whole(real: Service, stream: bool) -> None:
+    line = "🧑‍🚀 汉字 ༼ つ ◕_◕ ༽つ 𠮷野家"
+    answer = ask(real, body("Repeat it.", max_tokens=100, **OFF, **forced(line)), stream=stream)
+    assert (answer.content, answer.finish) == (line, "stop")
+    if stream:
+        assert "\ufffd" not in json.dumps(answer.raw, ensure_ascii=False)

@@ -41,7 +41,7 @@ def refused(real: Service, path: str, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    return body(SECRET, max_tokens=4, **OFF, **fields)
+    return body(SECRET, **{"max_tokens": 4, **OFF, **fields})
 
 
 INVALID = [

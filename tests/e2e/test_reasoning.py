@@ -7,17 +7,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import QWEN, RESIDENT
-from tests.e2e.conversation import (
-    BOTH_WAYS,
-    ENDS_THE_THOUGHT,
-    OFF,
-    ON,
-    WEATHER,
-    ask,
-    body,
-    forced,
-    user,
-)
+from tests.e2e.conversation import BOTH_WAYS, ENDS_THE_THOUGHT, OFF, ON, WEATHER, ask, body, forced, user
 from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]

@@ -27,9 +27,11 @@ def test_the_capital_of_france_is_paris_and_the_stream_joins_to_the_same_text(cl
     joined = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert "Paris" in (whole.choices[0].message.content or "")
     assert joined == whole.choices[0].message.content
-    assert len({chunk.id for chunk in chunks}) == 1
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert chunks[0].model == RESIDENT
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[-1].choices == []
+    assert [index for index, chunk in enumerate(chunks) if not chunk.choices] == [len(chunks) - 1]
+    assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage == whole.usage
 
 

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conversation import (
-    BOTH_WAYS,
-    OFF,
-    ask,
-    body,
-    forced,
-)
+from tests.e2e.conversation import BOTH_WAYS, OFF, ask, body, forced
 from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
@@ -56,6 +50,8 @@ def test_openais_wrapper_of_a_schema_json_mode_and_text_work(real: Service, stre
     wrapped = {"type": "json_schema", "json_schema": {"name": "city_fact", "strict": True, "schema": schema}}
     answer = ask(real, body("City?", response_format=wrapped, max_tokens=60, **OFF), stream=stream)
     assert json.loads(answer.content or "") == {"city": "Oslo", "population": 7}
+    older = ask(real, body("City?", guided_json=schema, max_tokens=60, **OFF), stream=stream)
+    assert json.loads(older.content or "") == {"city": "Oslo", "population": 7}
     assert ask(real, body("City?", response_format={"type": "text"}, **OFF), stream=stream).content
     assert ask(real, body("City?", structured_outputs={"choice": ["a", "b"]}, **OFF), stream=stream).content in (
         "a",

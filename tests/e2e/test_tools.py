@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import QWEN
 from tests.e2e.conversation import (
     BOTH_WAYS,
     COMPACT_CALL,
     LOOSE,
     NAMED,
     OFF,
+    ON,
     WEATHER,
     ask,
     body,
@@ -111,6 +113,61 @@ def test_parallel_calls_can_be_switched_off(real: Service, parallel: bool | None
     assert len({call["id"] for call in answer.calls}) == calls
 
 
+@pytest.mark.case(44)
+def test_each_of_several_streamed_choices_is_whole_and_ends_once(real: Service) -> None:
+    asked = body("Weather?", tools=[LOOSE], n=3, max_tokens=80, **OFF, **forced(CALL), temperature=1, seed=3)
+    answer = ask(real, asked, stream=True)
+    choices = [choice for chunk in answer.raw for choice in chunk["choices"]]
+    assert sorted(choice["index"] for choice in choices if choice["finish_reason"]) == [0, 1, 2]
+    for index in range(3):
+        own = [choice for choice in choices if choice["index"] == index]
+        assert own[-1]["finish_reason"] == "tool_calls"
+        pieces = [call for choice in own for call in choice["delta"].get("tool_calls") or ()]
+        assert {piece["index"] for piece in pieces} == {0}
+        assert json.loads("".join(piece["function"]["arguments"] for piece in pieces)) == {"city": "Oslo"}
+        assert not "".join(choice["delta"].get("content") or "" for choice in own)
+    one = ask(real, {**asked, "n": 1}, stream=True)
+    assert answer.usage["completion_tokens"] == 3 * one.usage["completion_tokens"]
+
+
+@pytest.mark.case(44)
+def test_each_of_several_streamed_choices_has_its_own_thought(real: Service) -> None:
+    asked = body("Go on.", n=3, max_tokens=12, **{**ON, "temperature": 1, "seed": 3})
+    answer = ask(real, asked, stream=True)
+    choices = [choice for chunk in answer.raw for choice in chunk["choices"]]
+    thoughts = {
+        index: "".join(choice["delta"].get("reasoning") or "" for choice in choices if choice["index"] == index)
+        for index in range(3)
+    }
+    assert all(thoughts.values())
+    assert sorted(choice["index"] for choice in choices if choice["finish_reason"] == "length") == [0, 1, 2]
+    assert answer.usage["completion_tokens"] == 36
+
+
+@pytest.mark.case(94)
+@BOTH_WAYS
+def test_a_call_begun_in_the_thought_and_never_finished_comes_to_light(real: Service, stream: bool) -> None:
+    """Random text with a `<tool_call>` in its thought. No parser can read it, and the client must hear of it."""
+    likely = {**leaning_to("<tool_call>", likely=10), **leaning_to("<|im_end|>", likely=9.5)}
+    wild = {"temperature": 1, "top_k": -1, "top_p": 1, "min_tokens": 40, "max_tokens": 160, "logit_bias": likely}
+    ends = []
+    for seed in range(15):
+        asked = body("Think, then call it.", tools=[LOOSE], seed=seed, stream=stream, **{**ON, **wild})
+        status, _, said = real.request("/v1/chat/completions", asked, timeout_s=200)
+        if "invalid_tool_call" in str(said):
+            assert status == (200 if stream else 503)
+            ends.append("error")
+            continue
+        events = [json.loads(event[6:]) for event in said.split("\n\n")[:-2]] if stream else [said]
+        choices = [choice for event in events for choice in event["choices"]]
+        messages = [choice["delta" if stream else "message"] for choice in choices]
+        ends.append(choices[-1]["finish_reason"])
+        text = "".join(message.get("content") or "" for message in messages)
+        assert ends[-1] == "length" or text or any(message.get("tool_calls") for message in messages)
+        assert "<tool_call>" not in text
+    assert set(ends) & {"stop", "error"}
+
+
 @pytest.mark.case(95)
 def test_a_call_without_content_in_the_history_reads_the_same_however_it_is_written(real: Service) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}
@@ -130,6 +187,18 @@ def test_a_call_without_content_in_the_history_reads_the_same_however_it_is_writ
     assert len(set(sizes)) == 1
 
 
+@pytest.mark.case(95)
+@pytest.mark.parametrize("form", [{"content": None}, {"content": ""}, {}], ids=str)
+def test_a_call_without_content_puts_no_none_into_the_prompt(real: Service, form: dict[str, Any]) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Oslo"}'}}
+    messages = [*user("Weather?"), {"role": "assistant", "tool_calls": [call], **form}]
+    messages.append({"role": "tool", "tool_call_id": "c1", "content": "rain"})
+    _, _, tokens = real.request("/tokenize", {"model": QWEN, "messages": messages, "tools": [WEATHER]})
+    _, _, prompt = real.request("/detokenize", {"model": QWEN, "tokens": tokens["tokens"]})
+    assert "get_weather" in prompt["prompt"]
+    assert "None" not in prompt["prompt"]
+
+
 @pytest.mark.case(137)
 def test_forty_tools_are_taken_or_refused_for_their_length(real: Service) -> None:
     def tools(count: int) -> list[dict[str, Any]]:
@@ -140,8 +209,26 @@ def test_forty_tools_are_taken_or_refused_for_their_length(real: Service) -> Non
         ]
 
     assert ask(real, body("hi", tools=tools(1), max_tokens=4, **OFF)).status == 200
+    many = [{"type": "function", "function": {"name": f"tool_{n}"}} for n in range(40)]
+    assert ask(real, body("hi", tools=many, max_tokens=4, **OFF)).status == 200
     refused = ask(real, body("hi", tools=tools(40), max_tokens=4, **OFF))
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+
+
+@BOTH_WAYS
+def test_a_call_without_arguments_has_an_empty_object(real: Service, stream: bool) -> None:
+    tool = {"type": "function", "function": {"name": "now"}}
+    call = r'<tool_call>\n\{"name": "now", "arguments": \{\}\}\n</tool_call>'
+    answer = ask(real, body("What time?", tools=[tool], max_tokens=60, **OFF, **forced(call)), stream=stream)
+    assert [call["arguments"] for call in answer.calls] == ["{}"]
+
+
+@pytest.mark.parametrize("arguments", ['{"city": ', "", '["Oslo"]', {"city": "Oslo"}, None], ids=str)
+def test_a_call_that_a_model_wrote_wrong_does_not_end_the_conversation(real: Service, arguments: Any) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": None}
+    messages = [*user("Weather?"), {"role": "assistant", "tool_calls": [call]}, result, *user("Go on.")]
+    assert ask(real, body(messages=messages, tools=[WEATHER], max_tokens=2, **OFF)).status == 200
 
 
 @pytest.mark.case(142)

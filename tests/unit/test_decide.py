@@ -167,8 +167,9 @@ def test_all_other_fields_reach_the_engine_as_they_came() -> None:
         "structured_outputs": {"regex": "a|b"},
         "logprobs": True,
     }
+    call = {"id": "1", "custom": None, "type": "function", "function": {"name": "f", "arguments": "{}", "y": 1}}
     messages = [
-        {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": [{"id": "1", "custom": None}]},
+        {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": [call]},
         {"role": "user", "content": "x /no_think"},
     ]
     body = sent({"messages": messages, "model": "big", **extra})

@@ -143,7 +143,7 @@ def looked_at(part: dict[str, Any], hosts: list[str] | None = None) -> str:
         {"type": "input_image", "image_url": "http://secret-host/"},
         {"type": "audio_url", "audio_url": {"url": "http://secret-host/a.wav"}},
         {"type": "video_url", "video_url": {"url": "ftp://secret-host/a.mp4"}},
-        {"image_url": {"url": " data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": " data:image/png;base64,AAAA"}},
     ],
 )
 def test_media_from_elsewhere_is_a_400_before_anything_is_fetched(part: dict[str, Any]) -> None:

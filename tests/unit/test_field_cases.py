@@ -75,6 +75,18 @@ def test_the_documented_tests_are_those_that_are_marked() -> None:
     assert rows == dict(marked())
 
 
+def test_every_test_that_is_named_exists() -> None:
+    named = set(_TEST.findall((REPOSITORY / "docs" / "field-cases.md").read_text()))
+    files = {name.partition("::")[0] for name in named}
+    existing = {
+        f"{file}::{node.name}"
+        for file in files
+        for node in ast.walk(ast.parse((TESTS / file).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert named - existing == set()
+
+
 def test_what_is_met_has_a_test() -> None:
     sections = documented()
     del sections[_NOT_MET]

@@ -219,6 +219,40 @@ async def test_engines_400_does_not_echo_what_the_client_wrote(message: str) -> 
     assert (call.status, call.error["code"]) == (400, "invalid_value")
 
 
+@pytest.mark.case(4)
+@pytest.mark.parametrize(
+    ("message", "param", "said"),
+    [
+        (
+            "3 validation errors:\n  {'type': 'bool_parsing', 'loc': 'body.echo', 'msg': 'Not a valid boolean',",
+            "echo",
+            "`echo`: Not a valid boolean.",
+        ),
+        (
+            "1 validation error:\n  {'type': 'literal_error', 'loc': 'body.response_format.type', "
+            "'msg': \"Input should be 'text' or 'json_object'\"",
+            "response_format",
+            "`response_format`: Input should be 'text' or 'json_object'.",
+        ),
+        (
+            f"1 validation error:\n  {{'type': 'float', 'loc': 'body.logit_bias.{PROMPT}', 'msg': 'Not a number'",
+            "logit_bias",
+            "`logit_bias`: Not a number.",
+        ),
+        (
+            f"1 validation error:\n  {{'type': 'missing', 'loc': 'body.{PROMPT}.x', 'msg': 'Field required'",
+            None,
+            "The body is not what the endpoint takes: Field required.",
+        ),
+    ],
+)
+async def test_what_the_engines_validator_finds_is_said_in_a_sentence(
+    message: str, param: str | None, said: str
+) -> None:
+    call = await asked(answer(400, error(400, message)))
+    assert (call.error["param"], call.error["message"]) == (param, said)
+
+
 @pytest.mark.parametrize(("status", "seen"), [(404, 404), (422, 400), (429, 429), (302, 503), (204, 503)])
 async def test_engines_other_refusals_keep_their_meaning(status: int, seen: int) -> None:
     assert (await asked(answer(status, error(status, "no")))).status == seen
@@ -730,7 +764,7 @@ async def test_other_content_types_are_a_415(pool: Pool, headers: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
+    "content_type", ["", "application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
 )
 async def test_every_way_to_say_json_is_taken(content_type: str) -> None:
     async with behind(answer(200, {})) as (app, _):
@@ -753,6 +787,7 @@ async def test_wrong_request_wakes_no_model(pool: Pool, fields: dict[str, Any], 
     assert call.headers["x-request-id"]
 
 
+@pytest.mark.case(116)
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -797,9 +832,12 @@ async def got(pool: Pool, path: str) -> Call:
         return await Call(app, path=path, method="GET").done()
 
 
+@pytest.mark.case(116)
 async def test_every_listed_model_can_be_fetched_by_its_id(pool: Pool) -> None:
     listed = (await got(pool, "/v1/models")).json["data"]
     assert {card["id"] for card in listed} == {HOT, COLD, "embedder", "auto"}
+    for card in listed:
+        assert (card["object"], type(card["created"]), type(card["owned_by"])) == ("model", int, str)
     for card in listed:
         fetched = await got(pool, f"/v1/models/{card['id']}")
         assert (fetched.status, fetched.json["id"]) == (200, card["id"])
