@@ -24,6 +24,7 @@ from serve_app.service_schema import Batches
 
 _FORM_BYTES = 64 * 1024  # fields and boundaries besides the file itself
 LONGEST_PAGE = 10_000
+_RANGES = (b"range", b"if-range")
 _DAY_S = 86_400
 
 
@@ -80,6 +81,8 @@ class FilesApi:
         """Its content."""
         store = on(self._store)
         path = await run_in_threadpool(store.files.path, key_of(request), request.path_params["file_id"])
+        # Always whole: what OpenAI's clients ask for. Ranges have a status, a form of errors and a cost of their own.
+        request.scope["headers"] = [header for header in request.scope["headers"] if header[0] not in _RANGES]
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:

@@ -106,6 +106,21 @@ def test_sizes_and_times_that_are_none_are_refused(fields: dict[str, Any], path:
     assert complaint(resident(**fields)).startswith(f"{path}: ")
 
 
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"security": {"redis_url": "cache:6379"}}, "security.redis_url"),
+        ({"telemetry": {"otlp_endpoint": "collector:4318"}}, "telemetry.otlp_endpoint"),
+        ({"audit": {"sink": "otlp", "otlp_endpoint": "grpc://collector:4317"}}, "audit.otlp_endpoint"),
+    ],
+)
+def test_an_address_without_its_scheme_is_refused_and_not_quoted(section: dict[str, Any], path: str) -> None:
+    said = complaint(**section)
+    assert said.startswith(f"{path}: must begin with ")
+    assert "cache" not in said
+    assert "collector" not in said
+
+
 def test_numbers_in_quotes_are_numbers() -> None:
     config = parsed(resident(context="4096", memory_gb="1.5"), router={"port": "8123"})
     assert (config.models[0].context, config.models[0].memory_gb, config.router.port) == (4096, 1.5, 8123)

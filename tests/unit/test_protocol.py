@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import resource
 import socket
 import threading
@@ -255,3 +256,30 @@ def test_a_router_may_open_as_many_files_as_its_requests_need(caplog: pytest.Log
         assert "router.max_in_flight: 1000000000" in caplog.text
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_nothing_that_a_client_sends_writes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    oddities = [
+        *(
+            b"\x16\x03\x01 hello\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+            b"\r\n\r\n\0\0\r\n\r\n",
+        ),
+        *(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nshort", b"GET " + b"a" * 70_000),
+        *(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", UPGRADES[0] + b"\r\n"),
+    ]
+    async with listening() as port:
+        logging.getLogger("uvicorn").addHandler(caplog.handler)  # what it says goes no further
+        for odd in oddities * 5:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(odd)
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        connection = Connection(reader, writer)
+        await connection.send(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await connection.answer())[0] == 200
+        writer.close()
+    logging.getLogger("uvicorn").removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
