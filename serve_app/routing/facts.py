@@ -119,6 +119,13 @@ def _number(low: float, high: float) -> _Check:
     )
 
 
+def _whole(low: int, high: int) -> _Check:
+    return (
+        lambda value: _is_int(value) and low <= value <= high,
+        f"must be a whole number from {low} to {high}",
+    )
+
+
 # Checked here although the engine checks them too: a wrong request must not wake a sleeping model.
 _CHECKS: Mapping[str, _Check] = {
     "stream": _FLAG,
@@ -126,7 +133,8 @@ _CHECKS: Mapping[str, _Check] = {
     "max_tokens": _COUNT,
     "max_completion_tokens": _COUNT,
     "max_output_tokens": _COUNT,
-    "n": (lambda value: _is_int(value) and 1 <= value <= 128, "must be a whole number from 1 to 128"),
+    # OpenAI's limit. (vLLM 0.32 takes `best_of` and does nothing with it; older ones decode so many answers.)
+    **dict.fromkeys(("n", "best_of"), _whole(1, 128)),
     "seed": (_is_int, "must be a whole number"),
     "temperature": _number(0, 2),
     "top_p": _number(0, 1),

@@ -7,6 +7,7 @@ from typing import Any
 
 from serve_app.model_schema import Model
 from serve_app.routing.constraints import with_constraints_in_place
+from serve_app.routing.control_tokens import without_markers
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
@@ -23,9 +24,10 @@ _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations
 def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any]:
     """The body for the engine: the client's, with the model's id, the hard switch and what it left unset.
 
-    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came.
+    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came, but for the markers
+    of chat templates in them (`control_tokens`; raises `ApiError`, 400, where the model refuses them).
     """
-    body = {**facts.body, "model": model.served_name}
+    body = {**without_markers(facts.body, facts.endpoint, model), "model": model.served_name}
     # A server that is not ours may know what they mean where we do not.
     known = model.thinking.supported or not model.external
     for field in (*_ROUTER_FIELDS, *_THINKING_FIELDS) if known else _ROUTER_FIELDS:

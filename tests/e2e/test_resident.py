@@ -76,7 +76,7 @@ def test_optional_fields_sent_as_null_are_as_if_left_out(real: Service) -> None:
     assert status == 200
 
 
-@pytest.mark.case(116)
+@pytest.mark.case(67, 116)
 def test_models_lists_all_of_them_without_loading_any(client: OpenAI, real: Service) -> None:
     listed = {model.id for model in client.models.list()}
     assert {RESIDENT, LAZY, "org/tiny-qwen3:test", "broken"} <= listed

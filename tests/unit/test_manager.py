@@ -132,6 +132,7 @@ async def waiting(pool: Pool, model: str, count: int = 1) -> list[asyncio.Task[S
     return tasks
 
 
+@pytest.mark.case(11)
 async def test_twenty_acquires_at_once_cause_one_load_and_get_the_same_engine(pool: Pool) -> None:
     tasks = await waiting(pool, "a", 20)
     pool.engines[0].load.set()
@@ -198,6 +199,7 @@ async def test_waiter_that_leaves_does_not_end_the_load_for_the_others(pool: Poo
     assert await stayer is pool.engines[0]
 
 
+@pytest.mark.case(23)
 async def test_load_outlives_its_only_client_and_is_unloaded_when_idle(pool: Pool) -> None:
     (leaver,) = await waiting(pool, "a")
     leaver.cancel()
@@ -403,6 +405,7 @@ async def test_each_model_sleeps_at_its_own_level(dorm: Pool) -> None:
     assert engine.levels == [2]
 
 
+@pytest.mark.case(127)
 async def test_many_acquires_of_a_sleeping_model_wake_it_once(dorm: Pool) -> None:
     engine = await dorm.acquired("a")
     await dorm.ordered("a", Order.SLEEP, "asleep")
