@@ -22,7 +22,7 @@ from serve_app.scoring import missing_for
 # Control calls only (token bytes do not pass Serve): waits for loads are joined, so there are few.
 _MAX_CONTROL_CALLS = 1000
 SHUTDOWN_MARGIN_S = 15.0
-POOL = "LazyPool"
+ROUTER, POOL = "Router", "LazyPool"
 # With prompts that fill a quarter of it, so many contexts are sixteen requests.
 _CONTEXTS_IN_FLIGHT = 4
 
@@ -38,7 +38,7 @@ def build(args: dict[str, Any]) -> Application:
     pool = (POOL, _pool(config)) if config.lazy else None
     router = serve.deployment(
         Router,
-        name="Router",
+        name=ROUTER,
         num_replicas=config.router.replicas,
         ray_actor_options={"num_cpus": config.router.num_cpus},
         max_ongoing_requests=config.router.max_in_flight,

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from serve_app.check import problems, read_file, warnings
 from serve_app.config import ConfigError, problems_of
+from serve_app.deployment_file import line_of
 from serve_app.fetch import MODELS, FetchError, fetch, verify
 
 app = typer.Typer(
@@ -71,7 +72,8 @@ def check(
         found = problems(file)
         failed = failed or bool(found)
         for problem in found:
-            _errors.print(f"{file}: {problem}", markup=False)
+            line = line_of(file, problem)
+            _errors.print(f"{file}:{line}: {problem}" if line else f"{file}: {problem}", markup=False)
         if not found:
             for warning in warnings(file):
                 _warnings.print(f"{file}: warning: {warning}", markup=False)

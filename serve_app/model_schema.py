@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from serve_app.engine_arguments import refused_arguments
 from serve_app.external_schema import External
-from serve_app.strict import Strict
+from serve_app.strict import VARIABLE, Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -111,6 +111,7 @@ class FakeScript(Strict):
     fail_at: int = -1
     die_at: int = -1
     stall_at: int = -1
+    wedge_at: int = -1
     cut: int = 0
 
 
@@ -189,6 +190,11 @@ class Model(Strict):
         None, description="Id of the model whose engine runs this one: it is a LoRA adapter, and takes no engine."
     )
     adapter: str = Field("", description="The adapter's directory (relative: below models_dir) or hub id.")
+    control_tokens: Literal["neutralise", "refuse", "pass"] = Field(
+        "neutralise",
+        description="What becomes of a chat template's markers in the text of a chat, e.g. `<|im_end|>`: broken in two"
+        " by a space, refused with 400, or left to be read as what they say.",
+    )
     priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
         1.0,
@@ -209,11 +215,19 @@ class Model(Strict):
     max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="A larger max_tokens is refused with 400, and one that is not given is this."
     )
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(
+        20,
+        description="More alternatives for a token (top_logprobs, prompt_logprobs) are refused with 400: for each"
+        " token of a long prompt they take gigabytes.",
+    )
     ttft_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         600, description="From the request to its first token (or the whole answer of one that does not stream)."
     )
     idle_timeout_s: Annotated[float, Field(gt=0)] | None = Field(120, description="Between two tokens of a stream.")
     total_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="For the whole answer.")
+    stall_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        300, description="An engine that has requests and takes no step for so long hangs, and is started again."
+    )
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model's files.")
@@ -245,6 +259,14 @@ class Model(Strict):
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
     autoscaling: ResidentAutoscaling | None = Field(None, description="Resident models only; instead of replicas.")
 
+    @field_validator("engine", "engine_env")
+    @classmethod
+    def _filled_in(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, given in value.items():
+            if isinstance(given, str) and (found := VARIABLE.search(given)):
+                raise ValueError(f".{key}: {found[0]} stays as it is: nothing fills in variables here; write the value")
+        return value
+
     @field_validator("id", "aliases")
     @classmethod
     def _printable(cls, value: str | list[str]) -> str | list[str]:
@@ -259,6 +281,12 @@ class Model(Strict):
     def _coherent(self) -> Self:
         if self.autoscaling and self.replicas != 1:
             raise ValueError("replicas: is decided by autoscaling; remove one of the two")
+        target = self.autoscaling.target_ongoing_requests if self.autoscaling else None
+        if target is not None and target >= self.max_ongoing_requests:
+            raise ValueError(
+                f"autoscaling.target_ongoing_requests: {target} must be less than max_ongoing_requests:"
+                f" {self.max_ongoing_requests}; a full replica would never ask for another one"
+            )
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base: a LoRA adapter has both base and adapter")
         if self.base:

@@ -36,7 +36,7 @@ from serve_app.router.dialect import dialect_of
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
-from serve_app.router.fleet import Fleet, FleetView
+from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -69,8 +69,9 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions;
-    `lost` is called for each audit record that could not be written.
+    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions,
+    `nodes` tells what the nodes of the cluster offer, and `lost` is called for each audit record that could not be
+    written.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class RouterApp:
         identity: str,
         *,
         meter: Meter = no_meter,
+        nodes: NodeView = unknown_nodes,
         lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
     ) -> None:
@@ -96,6 +98,8 @@ class RouterApp:
             self._relay,
             queued=lambda model_id: len(self._lines[model_id]),
             warm_s=config.pool.ageing_s / 2,
+            nodes=nodes,
+            pool_resources=config.pool.resources,
         )
         self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
@@ -342,6 +346,8 @@ class RouterApp:
             "aliases": model.aliases,
             "tier": model.tier,
             "abilities": model.abilities,
+            "max_ongoing_requests": model.max_ongoing_requests,
+            "max_queued_requests": model.queue.size,
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,

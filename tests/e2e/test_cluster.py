@@ -155,6 +155,7 @@ def gone(cluster: FakeCluster) -> bool:
     return not now.gpu_nodes and not now.running.get(POOL)
 
 
+@pytest.mark.case(34)
 def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Service, cluster: FakeCluster) -> None:
     status, _, details = service.request("/ready")
     assert (status, details["load_path"]) == (200, "moving")
@@ -162,6 +163,7 @@ def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Ser
     assert gone(cluster)
 
 
+@pytest.mark.case(34)
 def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Service, cluster: FakeCluster) -> None:
     wait_until(lambda: gone(cluster), 30, "no GPU node")
     began = time.monotonic()
@@ -205,6 +207,7 @@ def test_models_that_do_not_fit_together_get_a_replica_each_and_lose_nothing(
     assert watched.most_running(POOL) == 3
 
 
+@pytest.mark.case(71)
 def test_requests_that_come_while_the_pool_shrinks_are_all_answered(service: Service, cluster: FakeCluster) -> None:
     """One falls before, one into and one after the moment at which Serve stops the replica."""
     assert stream(service, "lazy-a", 5).whole
@@ -214,6 +217,7 @@ def test_requests_that_come_while_the_pool_shrinks_are_all_answered(service: Ser
         assert stream(service, model, 20).whole
 
 
+@pytest.mark.case(34)
 def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster: FakeCluster) -> None:
     began = time.monotonic()
     wait_until(lambda: gone(cluster), 30, "no replica of the pool and no GPU node")
@@ -221,6 +225,7 @@ def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster
     assert service.ready()
 
 
+@pytest.mark.case(22, 71)
 def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_with_its_streams_finished(
     service: Service, cluster: FakeCluster
 ) -> None:

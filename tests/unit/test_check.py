@@ -28,6 +28,7 @@ def changed(tmp_path: Path, change: Any) -> list[str]:
     return problems(file)
 
 
+@pytest.mark.case(136)
 @pytest.mark.parametrize(
     ("change", "found"),
     [

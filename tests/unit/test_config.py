@@ -252,6 +252,7 @@ def test_engine_gets_its_context_and_its_own_arguments() -> None:
     assert spec.args == {"max_model_len": 4096, "dtype": "bfloat16"}
 
 
+@pytest.mark.case(74)
 def test_lazy_model_gets_its_share_of_the_gpu() -> None:
     config = parsed(resident(), lazy(memory_gb=6), pool={"memory_gb": 60, "gpu_memory_gb": 80})
     assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.075
@@ -259,7 +260,7 @@ def test_lazy_model_gets_its_share_of_the_gpu() -> None:
 
 
 def test_share_of_the_gpu_that_was_given_is_kept() -> None:
-    model = lazy(memory_gb=6, engine={"gpu_memory_utilization": 0.5})
+    model = lazy(memory_gb=40, engine={"gpu_memory_utilization": 0.5})
     config = parsed(resident(), model, pool={"memory_gb": 60, "gpu_memory_gb": 80})
     assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.5
 

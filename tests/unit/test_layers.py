@@ -17,6 +17,7 @@ PLAIN = {
     "serve_app.engine_arguments",
     "serve_app.external_schema",
     "serve_app.engines.base",
+    "serve_app.gpu_shares",
     "serve_app.model_schema",
     "serve_app.routing_schema",
     "serve_app.service_schema",
@@ -35,7 +36,7 @@ EFFECTS = {
     "starlette",
 }
 # Tools that a person runs: they may know everything.
-TOOLS = {"cli", "launch", "check", "drain", "fetch", "preview", "quantize", "__main__"}
+TOOLS = {"cli", "launch", "check", "deployment_file", "drain", "fetch", "preview", "quantize", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
