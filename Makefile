@@ -19,7 +19,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-decision bench-cold sim eval-routing train-scorer clean
+.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim eval-routing train-scorer clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-decision: setup ## what a decision costs: 100 models, 100 rules, and more
 
 bench-engine: models ## the router against bare vLLM, same model and settings
 	@exec $(PY) -m benchmarks.engine $(ARGS)
+
+bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick"
+	@exec $(PY) -m benchmarks.gateway $(ARGS)
 
 clean: ## remove the environment and the caches (fetched models stay)
 	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)

@@ -121,7 +121,7 @@ def make_asks(count: int, streams: int, *, prompt_tokens: int, tokens: int, seed
 
 async def drive(url: str, model: str, asks: Sequence[Ask], streams: int) -> Load:
     """Send all requests over `streams` connections. Raises `LoadError` where nothing may or can be sent."""
-    host, port = _loopback(url)
+    host, port = loopback(url)
     errors: Counter[str] = Counter()
     answers: list[Answer] = []
     try:
@@ -135,7 +135,8 @@ async def drive(url: str, model: str, asks: Sequence[Ask], streams: int) -> Load
     return Load(answers, dict(errors), wall_s, (time.process_time() - cpu) / wall_s)
 
 
-def _loopback(url: str) -> tuple[str, int]:
+def loopback(url: str) -> tuple[str, int]:
+    """Host and port of a base URL. Raises `LoadError` for an address that is not this machine's."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -42,6 +42,24 @@ _POLL_S = 0.25
 _LAST_LINES = 15
 
 
+_NGINX = """
+daemon off; worker_processes 1; pid {scratch}/pid; error_log {scratch}/error.log;
+events {{ worker_connections 1024; }}
+http {{
+  access_log off; client_body_temp_path {scratch}; proxy_temp_path {scratch};
+  fastcgi_temp_path {scratch}; uwsgi_temp_path {scratch}; scgi_temp_path {scratch};
+  keepalive_requests 1000000000; tcp_nodelay on;
+  upstream engine {{ server {upstream}; keepalive 256; keepalive_requests 1000000000; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://engine; proxy_http_version 1.1; proxy_set_header connection ""; proxy_buffering off;
+    }}
+  }}
+}}
+"""
+
+
 class StartError(Exception):
     """A server did not start. The message says which and shows its last words."""
 
@@ -116,9 +134,26 @@ class Servers:
         }
         return self._start("bare vLLM", command, environment, port, "/health")
 
-    def service(self, file: DeploymentFile) -> Server:
-        """`serve run` of the same file on other ports."""
-        port, ingress_port = next(self._ports), next(self._ports)
+    def instant(self) -> Server:
+        """Start the instant engine."""
+        port = next(self._ports)
+        command = [sys.executable, "-m", "benchmarks.instant_engine", "--port", str(port)]
+        return self._start("instant engine", command, {}, port, "/health")
+
+    def nginx(self, program: str, upstream: Server) -> Server:
+        """Start nginx as a plain reverse proxy: one worker, kept-alive connections, no buffering, no log."""
+        port, scratch = next(self._ports), Path(self._scratch.name) / "nginx"
+        scratch.mkdir()
+        config = scratch / "nginx.conf"
+        config.write_text(_NGINX.format(scratch=scratch, port=port, upstream=upstream.url.removeprefix("http://")))
+        return self._start("nginx", [program, "-p", str(scratch), "-c", str(config)], {}, port, "/health")
+
+    def service(self, file: DeploymentFile, port: int | None = None, *, bare: bool = False) -> Server:
+        """`serve run` of the same file on other ports; the front door on `port`, if one is given.
+
+        `bare`: its Router alone, without Ray.
+        """
+        port, ingress_port = port or next(self._ports), next(self._ports)
         raw = copy.deepcopy(file.raw)
         raw["http_options"] = {**(raw.get("http_options") or {}), "host": "127.0.0.1", "port": ingress_port}
         args = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)["args"]
@@ -126,6 +161,9 @@ class Servers:
         args["router"] = {**(args.get("router") or {}), "host": "127.0.0.1", "port": port}
         target = Path(self._scratch.name) / file.path.name
         target.write_text(yaml.safe_dump(raw, sort_keys=False))
+        if bare:
+            command = [sys.executable, "-m", "benchmarks.bare_router", str(target)]
+            return self._start("router", command, {}, port, "/ready")
         command = [str(Path(sys.executable).parent / "serve"), "run", "--address", "local", str(target)]
         environment = {
             "RAY_TMPDIR": self._scratch.name,

@@ -313,7 +313,9 @@ class Model(Strict):
         if self.tier != "resident":
             raise ValueError("tier: an external server is always there; it is resident")
         ours = ("engine", "engine_env", "fake", "trust_remote_code", "replicas", "resources", "autoscaling")
-        if given := [name for name in ours if name in self.model_fields_set]:
+        fields = type(self).model_fields
+        given = [name for name in ours if getattr(self, name) != fields[name].get_default(call_default_factory=True)]
+        if given:
             raise ValueError(f"{given[0]}: is for engines of ours, and an external server is none; remove it")
 
     def _check_parsers(self) -> None:

@@ -261,7 +261,7 @@ class Meter:
 
         cores, clock, meter = self._cores, self._clock, self
 
-        class Listener(StatLoggerBase):
+        class Listener(StatLoggerBase):  # type: ignore[misc] # vLLM has no types for us
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 

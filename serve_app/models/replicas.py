@@ -41,12 +41,14 @@ class PublishedModel:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Foreign:
-    """What is different about a server that is not ours. `api`: the path that stands for `/v1`.
+    """What is different about a server that is not ours. `api`: the path that stands for `/v1`; `beside`: where the
+    rest lies.
 
     No gate is before it: `places` is how many requests one Router has in flight there at most.
     """
 
     api: str
+    beside: str
     places: int
     connect_timeout_s: float
     key: str = dataclasses.field(default="", repr=False)
@@ -80,11 +82,11 @@ class Target:
     secret: str = dataclasses.field(repr=False)
     foreign: Foreign | None = None
 
-    def at(self, path: str) -> str:
-        """The address of one of an engine's paths."""
-        if self.foreign and path.startswith(_API):
-            return self.url + self.foreign.api + path[len(_API) :]
-        return self.url + path
+    def path(self, path: str) -> str:
+        """What one of an engine's paths is called there."""
+        if self.foreign is None:
+            return path
+        return self.foreign.api + path[len(_API) :] if path.startswith(_API) else self.foreign.beside + path
 
     @property
     def credentials(self) -> dict[str, str]:

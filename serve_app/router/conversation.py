@@ -30,6 +30,7 @@ from serve_app.conversations.store import Kept, Store, Unavailable, key_of
 from serve_app.errors import ApiError, unavailable
 from serve_app.router.auth import ANONYMOUS, CALLER, Caller, given_key
 from serve_app.router.tap import DROPPED_HEADER, HEADER, UNAVAILABLE, Tap, body_of, with_body
+from serve_app.router.wire import WIRE
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.routing.sticky import named_by
 from serve_app.service_schema import Conversations, RouterSettings
@@ -78,6 +79,7 @@ class ChatHistory:
         if named is None:
             await self._app(scope, with_body(raw, receive), send)
         elif keeps_own_history(named[1]["messages"]):
+            scope.pop(WIRE, None)
             await self._app(scope, with_body(raw, receive), Tap(send, {HEADER: "own-history"}))
         else:
             await self._continue(scope, receive, send, raw, *named)
@@ -106,6 +108,7 @@ class ChatHistory:
         keeps = bool(asked) and body.get("store") is not False and not (kept and continues_nothing(entries, asked))
         if kept:
             raw = encoded({**body, "messages": [*said, *merged.items]}) or raw
+        scope.pop(WIRE, None)
         await self._app(scope, with_body(raw, receive), Tap(send, headers, answer, keep if keeps else None))
 
 

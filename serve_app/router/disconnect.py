@@ -8,13 +8,43 @@ from typing import Any
 
 from starlette.types import Receive
 
+from serve_app.router.wire import Wire
+
 
 class ClientGone(Exception):
     """The client closed its connection; there is nobody to answer."""
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, but drop it at once when the client leaves; raises what the work raises."""
+async def while_connected(wire: Wire | None, receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, but drop it at once when the client leaves; raises what the work raises, or `ClientGone`."""
+    if wire is None:
+        await _while_heard(receive, work)
+        return
+    if not wire.open:
+        work.close()
+        raise ClientGone
+    task = asyncio.current_task()
+    assert task
+    gone = False
+
+    def left() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    wire.left = left
+    try:
+        await work
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientGone from None
+        raise
+    finally:
+        wire.left = None
+
+
+async def _while_heard(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """The same where only ASGI's own messages tell: at the price of two tasks."""
     doing = asyncio.ensure_future(work)
     leaving = asyncio.ensure_future(_left(receive))
     try:

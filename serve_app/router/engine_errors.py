@@ -6,10 +6,10 @@ import logging
 import re
 from typing import Any
 
-import aiohttp
 import orjson
 
 from serve_app.errors import ApiError, unavailable
+from serve_app.router.upstream import Answer, Broken
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +51,19 @@ def stream_error(chunk: bytes) -> ApiError:
     return _as_api_error(status if isinstance(status, int) else 500, fields)
 
 
-async def engine_error(response: aiohttp.ClientResponse) -> ApiError:
+async def engine_error(answer: Answer) -> ApiError:
     """An engine's refusal in our shape."""
     raw = b""
     try:
-        while part := await response.content.read(_ERROR_BODY_BYTES - len(raw)):
+        while len(raw) < _ERROR_BODY_BYTES and (part := await answer.some()):
             raw += part
-    except aiohttp.ClientError as error:
-        raise broken(type(error).__name__) from None
+    except Broken as error:
+        raise broken(str(error)) from None
     try:
         fields = orjson.loads(raw)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):
         fields = {}
-    return _as_api_error(response.status, fields)
+    return _as_api_error(answer.status, fields)
 
 
 def _as_api_error(status: int, fields: Any) -> ApiError:

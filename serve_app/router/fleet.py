@@ -288,7 +288,11 @@ class Fleet:
         replicas = [replica for name in set(self._deployments.values()) for replica in replicas_of(name)]
         moving = all(replica.moving for replica in replicas)
         models = {model.id: self.status(model).state for model in self._catalog.models.values()}
-        models |= {model.id: "loading" for model, answer in zip(residents, answers, strict=True) if not answer}
+        models |= {
+            model.id: "loading"
+            for model, answer in zip(residents, answers, strict=True)
+            if not (answer or model.external)  # of which more is known
+        }
         return all(answers) and moving, {"models": models, "load_path": "moving" if moving else "stuck"}
 
     async def _answers(self, model: Model) -> bool:

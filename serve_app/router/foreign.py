@@ -27,7 +27,7 @@ def elsewhere(target: Target) -> ApiError | None:
     )
 
 
-def refused_by(status: int, headers: Mapping[str, str]) -> ApiError | None:
+def refused_by(status: int, headers: Mapping[bytes, bytes]) -> ApiError | None:
     """What a client is told where the server refused the request for no fault of the client's; None for all else.
 
     Its limits and its key are between it and us: 429 is our overload, and 401 our operator's mistake.
@@ -36,7 +36,7 @@ def refused_by(status: int, headers: Mapping[str, str]) -> ApiError | None:
         return unavailable(
             "The server behind this model takes no more requests now.",
             code="overloaded",
-            retry_after_s=_seconds(headers.get("retry-after", "")),
+            retry_after_s=_seconds(headers.get(b"retry-after", b"").decode("latin-1")),
         )
     if status in (401, 403):
         return ApiError(502, "The server behind this model refused the router's key.", code="upstream_unauthorized")

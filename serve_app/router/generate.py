@@ -34,6 +34,7 @@ from serve_app.router.relay import EngineCall, NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tokens import most_tokens
+from serve_app.router.wire import WIRE
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.reading import ESTIMATE_ERROR
@@ -105,7 +106,7 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        reply = Reply(send, stream=False)
+        reply = Reply(send, stream=False, wire=scope.get(WIRE))
         reply.headers["x-request-id"] = request_id(headers)
         caller: Caller = scope[CALLER]
         asked = Asked(headers, caller, time.monotonic())
@@ -143,7 +144,7 @@ class Generate:
         decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         if decided.cold and decided.wait_s is not None:
             held = time.monotonic()
-            await while_connected(receive, self._await_better(decided.cold, decided.wait_s))
+            await while_connected(reply.wire, receive, self._await_better(decided.cold, decided.wait_s))
             asked.held_s += time.monotonic() - held
             decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         decided = await self._lighter(decided, parsed, asked, reply)
@@ -186,7 +187,7 @@ class Generate:
                 total_s=model.total_timeout_s,
                 comment_s=self._settings.comment_s,
             )
-            await while_connected(receive, self._serve(engine, call, asked, reply, patience))
+            await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience))
 
     async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
         """The same request decided without a model that is overloaded, if an awake one with room can answer."""

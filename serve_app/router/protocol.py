@@ -5,6 +5,7 @@
   message at such a head and would take its body for the next request.
 - `CONNECT`, which the parser takes for such a request too, is refused.
 - A head is bounded in size (431) and in time; uvicorn bounds neither here.
+- It is the `Wire` of its requests.
 - A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
   long as it likes, at no cost.
 - What cannot be parsed is refused in OpenAI's shape.
@@ -15,6 +16,7 @@ Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over ra
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -22,6 +24,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from serve_app.errors import ApiError
+from serve_app.router.wire import WIRE
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -41,6 +44,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._ignored_upgrade = False
         self._refused = False
         self._head_timer: asyncio.TimerHandle | None = None
+        # Of the request that is being answered; others in the same connection wait for it.
+        self.left: Callable[[], None] | None = None
+        self.writable: Callable[[], None] | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -53,6 +59,19 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_send_timer()
         super().connection_lost(exc)
+        if self.left:
+            self.left()
+
+    @property
+    def open(self) -> bool:
+        """See `Wire`."""
+        return not self.transport.is_closing()
+
+    def write(self, data: bytes) -> bool:
+        """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
+        if self.open:
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return not self.flow.write_paused
 
     def pause_writing(self) -> None:
         """The client has left so much unread that we wait for it."""
@@ -60,9 +79,11 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read on."""
+        """It has read on, and takes more."""
         self._stop_send_timer()
         super().resume_writing()
+        if self.writable:
+            self.writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; go on after a request to upgrade as if it were an ordinary one."""
@@ -108,6 +129,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._ignored_upgrade = self.parser.should_upgrade()
         if not self._ignored_upgrade:
             super().on_headers_complete()
+            self.scope[WIRE] = self  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""

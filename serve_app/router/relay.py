@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import Any, TypeVar
 
-import aiohttp
 import orjson
 
 from serve_app.admission.breaker import Breaker
@@ -22,11 +20,14 @@ from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
 from serve_app.router.shape import Shape
 from serve_app.router.tally import Tally
+from serve_app.router.upstream import Answer, Broken, ConnectTimeout, Unreachable, Upstream, UpstreamError
+from serve_app.router.wire import Wire
 
 _EVENT_END = b"\n\n"
 _STREAM_END = b"data: [DONE]\n\n"
 _STREAM_ERROR = b'data: {"error"'
 _NOT_BEGUN = "It was not begun to be answered"
+_REFUSAL = REFUSAL_HEADER.lower().encode()
 _T = TypeVar("_T")
 
 
@@ -177,42 +178,17 @@ class _Watch:
             self._task.cancel()
 
 
-@dataclasses.dataclass(slots=True)
-class _Connection:
-    reused: bool = False
-
-
-async def _mark_reused(session: object, context: Any, params: object) -> None:
-    context.trace_request_ctx.reused = True
-
-
 class Relay:
     """The connections to all engines, pooled and kept alive, and how many requests run on each replica."""
 
     def __init__(self, connect_timeout_s: float) -> None:
         self.in_flight: Counter[str] = Counter()
         self.breaker = Breaker()
-        self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._session: aiohttp.ClientSession | None = None
-        self._trace = aiohttp.TraceConfig()
-        self._trace.on_connection_reuseconn.append(_mark_reused)
-
-    def _client(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60, ttl_dns_cache=300)
-            self._session = aiohttp.ClientSession(
-                connector=connector,
-                timeout=self._timeout,
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[self._trace],
-            )
-        return self._session
+        self._upstream = Upstream(connect_timeout_s)
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session:
-            await self._session.close()
+        await self._upstream.close()
 
     async def healthy(self, target: Target, timeout_s: float) -> bool:
         """Whether the engine says that it is alive."""
@@ -221,41 +197,19 @@ class Relay:
     async def probe(self, target: Target, path: str, timeout_s: float) -> int:
         """The status with which one of its paths answers; 0 where nothing does."""
         try:
-            async with self._client().get(
-                target.at(path),
-                headers=target.credentials,
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,
-                ssl=_tls(target),
-                trace_request_ctx=_Connection(),
-            ) as response:
-                return response.status
-        except (aiohttp.ClientError, TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                with await self._upstream.get(target, path) as answer:
+                    return answer.status
+        except (UpstreamError, OSError):
             return 0
 
     async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
-        """One small request of the Router's own. Raises `aiohttp.ClientError`, or `ApiError` for a refusal."""
-        async with await self._post(target, path, body, {}, _Connection()) as response:
-            if response.status != 200:
-                raise await engine_error(response)
-            answer: dict[str, Any] = orjson.loads(await response.read())
-            return answer
-
-    async def _post(
-        self, target: Target, path: str, body: bytes, headers: Mapping[str, str], connection: _Connection
-    ) -> aiohttp.ClientResponse:
-        """Send it. No redirect is followed: it could lead anywhere, with our key and the client's prompt."""
-        foreign = target.foreign
-        timeout = aiohttp.ClientTimeout(sock_connect=foreign.connect_timeout_s) if foreign else self._timeout
-        return await self._client().post(
-            target.at(path),
-            data=body,
-            headers={**headers, **target.credentials, "content-type": "application/json"},
-            timeout=timeout,
-            allow_redirects=False,
-            ssl=_tls(target),
-            trace_request_ctx=connection,
-        )
+        """One small request of the Router's own. Raises `UpstreamError`, or `ApiError` for a refusal."""
+        with await self._upstream.post(target, path, {}, body) as answer:
+            if answer.status != 200:
+                raise await engine_error(answer)
+            found: dict[str, Any] = orjson.loads(await answer.read())
+            return found
 
     async def run(self, target: Target, call: EngineCall, reply: Reply) -> None:
         """Answer from this engine. Raises `NotServed`, or `ApiError` for what the engine refused or broke."""
@@ -284,92 +238,130 @@ class Relay:
             self.in_flight[replica] -= 1
 
     async def _run(self, target: Target, call: EngineCall, reply: Reply) -> None:
-        connection = _Connection()
         watch = _Watch(call, reply)
         watch.raise_if_over()
         try:
-            response = await watch.first(self._post(target, call.path, call.body, call.headers, connection))
-        except aiohttp.ClientConnectorError:
-            raise NotServed("unreachable", told=elsewhere(target)) from None
-        except (aiohttp.ServerTimeoutError, TimeoutError):
-            raise NotServed("connect timeout", told=elsewhere(target)) from None
-        except aiohttp.ClientError as error:
-            if connection.reused:
-                raise NotServed(type(error).__name__, died=True) from None
-            raise broken(type(error).__name__) from None
-        async with response:
+            answer = await watch.first(self._upstream.post(target, call.path, call.headers, call.body))
+        except (Unreachable, ConnectTimeout) as error:
+            reason = "connect timeout" if isinstance(error, ConnectTimeout) else "unreachable"
+            raise NotServed(reason, told=elsewhere(target)) from None
+        except Broken as error:
+            if error.idle:
+                raise NotServed(str(error), died=True) from None
+            raise broken(str(error)) from None
+        with answer:
             if target.foreign:
-                if told := refused_by(response.status, response.headers):
+                if told := refused_by(answer.status, answer.headers):
                     raise NotServed("refused", told=told)
-            elif refusal := response.headers.get(REFUSAL_HEADER):
-                raise NotServed(refusal)
-            elif response.status == 403:
+            elif refusal := answer.headers.get(_REFUSAL):
+                raise NotServed(refusal.decode())
+            elif answer.status == 403:
                 # Only a gate says this: another engine got the port of one that is gone.
                 raise NotServed("stranger")
-            if response.status != 200:
-                raise await engine_error(response)
+            if answer.status != 200:
+                raise await engine_error(answer)
             if reply.stream:
                 with watch:
-                    await _relay_stream(response, reply, call, watch, foreign=target.foreign is not None)
+                    await _relay_stream(answer, reply, call, watch, foreign=target.foreign is not None)
             else:
-                await _relay_whole(response, reply, call, watch)
+                await _relay_whole(answer, reply, call, watch)
 
 
-async def _relay_whole(response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch) -> None:
+async def _relay_whole(answer: Answer, reply: Reply, call: EngineCall, watch: _Watch) -> None:
     try:
-        body = await watch.first(response.read())
-    except aiohttp.ClientError as error:
-        raise broken(type(error).__name__) from None
+        body = await watch.first(answer.read())
+    except Broken as error:
+        raise broken(str(error)) from None
     call.tally.whole(body)
     call.tally.over()
     await reply.whole(200, b"application/json", call.shape.whole(body))
 
 
-async def _relay_stream(
-    response: aiohttp.ClientResponse, reply: Reply, call: EngineCall, watch: _Watch, *, foreign: bool
-) -> None:
-    chunks: AsyncIterator[bytes] = response.content.iter_any()
-    if foreign:
-        chunks = ForeignStream(chunks, call.path)
-    shape, tally = call.shape, call.tally
+class _Passing:
+    """The events of one stream on their way: whole ones only, and what is to be done to them."""
+
+    def __init__(self, call: EngineCall) -> None:
+        self._shape, self._tally = call.shape, call.tally
+        self._rest = b""
+        self._whole = b""
+        self.fault: ApiError | None = None
+
+    def take(self, chunk: bytes) -> bytes:
+        """What the client gets of it. An error of the engine's is in `fault` then, and nothing follows it."""
+        # Were half an event passed on and the engine died, no valid event could follow.
+        self._whole, self._rest = whole, _ = _split(self._rest + chunk if self._rest else chunk)
+        if (fault := whole.find(_STREAM_ERROR)) >= 0:
+            self.fault = stream_error(whole[fault:])
+            whole = whole[:fault]
+        return self._shape.events(self._tally.events(whole))
+
+    @property
+    def complete(self) -> bool:
+        """Whether it ended as streams end."""
+        return not self._rest and self._whole.endswith(_STREAM_END)
+
+
+async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _Watch, *, foreign: bool) -> None:
+    chunks: AsyncIterator[bytes] = ForeignStream(answer, call.path) if foreign else answer
+    passing = _Passing(call)
     try:
         # No status before the engine's first event, or the first comment: what fails at its first step is then still
         # a status.
         watch.begin()
         chunk = await watch.first(_first_event(chunks))
         if isinstance(chunks, ForeignStream) and not chunks.differs:
-            chunks = chunks.chunks
+            chunks = answer
         if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
             raise broken("empty stream")
         if chunk.startswith(_STREAM_ERROR):
             raise stream_error(chunk)
         await watch.runs()
         await reply.start_stream()
-        whole = rest = b""
+        if reply.wire and chunks is answer:
+            await _pour(chunk, answer, reply, reply.wire, passing, watch)
+            chunk = b""
         while chunk:
             watch.engine_waits()
-            # Whole events only: were half of one passed on and the engine died, no valid event could follow.
-            whole, rest = _split(rest + chunk if rest else chunk)
-            if (fault := whole.find(_STREAM_ERROR)) >= 0:
-                await reply.chunk(shape.events(tally.events(whole[:fault])))
-                raise stream_error(whole[fault:])
-            await reply.chunk(shape.events(tally.events(whole)))
+            await reply.chunk(passing.take(chunk))
+            if passing.fault:
+                raise passing.fault
             watch.client_waits()
             chunk = await anext(chunks, b"")
-    except aiohttp.ClientError as error:
-        raise broken(type(error).__name__) from None
+    except Broken as error:
+        raise broken(str(error)) from None
     except asyncio.CancelledError:
         watch.raise_if_late()
         raise
-    if rest or not whole.endswith(_STREAM_END):
+    if not passing.complete:
         raise broken("cut stream")
     watch.stop()
-    tally.over()
+    call.tally.over()
     await reply.end()
 
 
-def _tls(target: Target) -> ssl.SSLContext | bool:
-    return (target.foreign.tls if target.foreign else None) or True
+async def _pour(chunk: bytes, answer: Answer, reply: Reply, wire: Wire, passing: _Passing, watch: _Watch) -> None:
+    """Pass on a stream from the engine's socket to the client's, without a task switch for its pieces."""
+
+    def sink(data: bytes) -> None:
+        takes_more = reply.write(passing.take(data))
+        if passing.fault:
+            raise passing.fault
+        if takes_more:
+            watch.client_waits()
+        else:
+            watch.engine_waits()
+            answer.pause()
+
+    def writable() -> None:
+        watch.client_waits()
+        answer.resume()
+
+    wire.writable = writable
+    try:
+        sink(chunk)
+        await answer.pour(sink)
+    finally:
+        wire.writable = None
 
 
 async def _first_event(chunks: AsyncIterator[bytes]) -> bytes:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from serve_app.errors import ApiError
+from serve_app.router.wire import Wire
 
 _SSE = b"text/event-stream; charset=utf-8"
 _DONE = b"data: [DONE]\n\n"
@@ -36,8 +37,9 @@ def error_response(error: ApiError) -> Response:
 class Reply:
     """Writes one response. Not started, an error is a status; on a running stream it is an SSE event."""
 
-    def __init__(self, send: Send, *, stream: bool) -> None:
+    def __init__(self, send: Send, *, stream: bool, wire: Wire | None = None) -> None:
         self._send = send
+        self.wire = wire
         self.stream = stream
         self.started = False
         # What the client got: the status, or the fault in a stream that had begun; 0: nothing.
@@ -69,6 +71,11 @@ class Reply:
         if data:
             self._at_boundary = data.endswith(b"\n\n")
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def write(self, data: bytes) -> bool:
+        """Pass on whole events by the wire. False: the client takes no more for now."""
+        assert self.wire
+        return self.wire.write(data) if data else True
 
     async def comment(self, text: str) -> None:
         """An SSE comment: clients ignore it, and whatever stands between sees that the stream lives."""

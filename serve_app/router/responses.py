@@ -18,6 +18,7 @@ from serve_app.errors import ApiError, bad_request
 from serve_app.router.conversation import Limits, encoded, forget, found, owner_of, parsed_object, put, recall
 from serve_app.router.files import limit_of, order_of
 from serve_app.router.tap import DROPPED_HEADER, HEADER, UNAVAILABLE, Tap, body_of, refuse, with_body
+from serve_app.router.wire import WIRE
 
 _LONGEST_PAGE = 100
 _PREVIOUS = "previous_response_id"
@@ -32,6 +33,7 @@ class Responses:
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.pop(WIRE, None)
         raw = await body_of(scope, receive, send, self._limits.router)
         if raw is None:
             return

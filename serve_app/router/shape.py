@@ -144,6 +144,7 @@ class Shape:
         """Whether an only answer ends, and had neither text nor call: vLLM (0.32) drops a call that it cannot read."""
         return (
             self._tools
+            and self._tally is not None
             and choice.get("finish_reason") == "stop"
             and not (self._visible or delta.get("content"))
             and len(self._choices) == 1

@@ -209,9 +209,9 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         if asked is not None and not isinstance(asked, bool) and asked not in range(model.max_logprobs + 1):
             raise bad_request(f"`{field}` must be a whole number from 0 to {model.max_logprobs}.", field)
     hosts = model.engine.get("allowed_media_domains") or ()
-    if field := foreign_media(facts, hosts):
+    if place := foreign_media(facts, hosts):
         taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
-        raise bad_request(f"{model.id} takes media from {taken} only.", field, "unsupported_content")
+        raise bad_request(f"{model.id} takes media from {taken} only.", place, "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,

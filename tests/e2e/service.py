@@ -68,7 +68,7 @@ class Service:
         args["router"] = {"port": self.port, "num_cpus": 0.1, "drain_s": 5, **args["router"]}
         args.setdefault("pool", {}).setdefault("resources", {"num_cpus": 0.1})
         for model in models:
-            if model.get("tier") == "resident":
+            if model.get("tier") == "resident" and "external" not in model:
                 model.setdefault("resources", {"num_cpus": 0.1})
         self.serve_port = free_port()
         self._address = address

@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import orjson
+from door_call import Door, request_of
 from starlette.types import ASGIApp, Message
 
 PATIENCE_S = 5.0
 
 
 class Call:
-    """A running request. `disconnect()` is the client closing its connection."""
+    """A running request. `disconnect()` is the client closing its connection.
+
+    `through`: "asgi" calls the app as Serve's ingress does; "door" goes over a socket and the front door's protocol.
+    """
+
+    through: Literal["asgi", "door"] = "asgi"
 
     def __init__(
         self,
@@ -47,9 +53,17 @@ class Call:
         }
         self.messages: list[Message] = []
         self._news = asyncio.Event()
-        self._task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
+        self._door = Door(app, self._said) if self.through == "door" else None
+        if self._door:
+            request = request_of(method, path, query, sent, parts, unfinished=unfinished)
+            self._task = asyncio.ensure_future(self._door.run(request))
+        else:
+            self._task = asyncio.ensure_future(app(scope, self._incoming.get, self._send))
 
     async def _send(self, message: Message) -> None:
+        self._said(message)
+
+    def _said(self, message: Message) -> None:
         self.messages.append(message)
         self._news.set()
 
@@ -67,6 +81,8 @@ class Call:
                 await self._news.wait()
 
     def disconnect(self) -> None:
+        if self._door:
+            self._door.leave()
         self._incoming.put_nowait({"type": "http.disconnect"})
 
     @property

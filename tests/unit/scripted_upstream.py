@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -29,16 +30,18 @@ Script = Callable[[asyncio.StreamWriter], Awaitable[None]]
 class Upstream:
     """`script` answers every request; `seen` holds them; `arrived` is set by each."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, *, tls: ssl.SSLContext | None = None) -> None:
         self.script = script
+        self._tls = tls
         self.seen: list[Seen] = []
         self.arrived = asyncio.Event()
         self.url = ""
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> "Upstream":
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
+        scheme = "https" if self._tls else "http"
+        self.url = f"{scheme}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *exc: object) -> None:

@@ -41,8 +41,15 @@ async def _say(writer: asyncio.StreamWriter, data: bytes, size: int = 0) -> None
     await writer.drain()
 
 
+@pytest.fixture(autouse=True, params=["asgi", "door"])
+def through(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Call, "through", request.param)
+
+
 class SlowReader(Call):
-    """A client that takes nothing of the body until it `reads`."""
+    """A client that takes nothing of the body until it `reads`; `test_wire.py` has one over a socket."""
+
+    through = "asgi"
 
     def __init__(self, app: RouterApp, body: object) -> None:
         self.reads = asyncio.Event()
