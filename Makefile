@@ -19,7 +19,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim eval-routing train-scorer clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim eval-routing train-scorer chaos load clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,8 +63,21 @@ contract: models ## the same behaviours against the fake and the real engine
 e2e: models ## through `serve run` and the openai client
 	@$(PY) -m pytest tests/e2e $(ARGS)
 
+test-clients: models ## clients that people use: openai for Node, LangChain, qwen-agent (installs them; needs node)
+	@$(call EXTRA,clients)
+	@npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/clients/node
+	@$(PY) -m pytest tests/clients $(ARGS)
+
 gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free (not part of test)
 	@$(PY) -m pytest tests/gpu $(ARGS)
+
+chaos: setup ## kill parts of a running service while clients ask, and print what they saw (not part of test)
+	@$(PY) -m pytest tests/chaos -s --chaos-report run/chaos.md $(ARGS)
+
+load: setup ## Locust against a fresh local service, or make load ARGS='--url http://127.0.0.1:8000 --users 100 --seconds 60'
+	@$(call EXTRA,load)
+	@$(PY) -m pytest tests/load
+	@$(PY) -m tests.load $(ARGS)
 
 fmt: setup ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only --quiet .

@@ -94,10 +94,11 @@ class Load:
         self.idle = asyncio.Event()
         self.open = 0
 
-    async def run(self, seconds: float) -> Run:
-        """Load it for so long."""
+    async def run(self, seconds: float, *, apart_s: float = 0.0) -> Run:
+        """Load it for so long. `apart_s`: between the beginnings of two connections."""
         began = time.perf_counter()
-        for _ in range(self.connections):
+        for number in range(self.connections):
+            await asyncio.sleep(began + number * apart_s - time.perf_counter())
             await self.connect()
         await asyncio.sleep(seconds)
         self.stopping = True

@@ -21,7 +21,9 @@ Method
 - The gateway is bound to one core, all the rest to others (one other, where there are two). Sides take turns, in the
   reverse order every other round, and the median over the rounds is reported.
 - Time to first token is the client's, `worst gap` the longest time between two reads that brought tokens, its median
-  over the replies. Paced streams come at one token every 8 ms.
+  over the replies. Paced streams come at one token every 8 ms; their beginnings are spread over a stream's length, for
+  clients do not all ask in one instant, again and again (--together has them do so: the time to first token is then
+  mostly that of the queue of them). Their pace is the time from first to last token, against direct.
 
 Noise
 `Other CPU` is what no process of ours used. CPU per request hardly changes with it, latencies do: measure those on a
@@ -122,6 +124,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64], help="default: 1 16 64")
     parser.add_argument("--replica", action="store_true", help="the router's engine runs in a model replica of its own")
     parser.add_argument("--bare", action="store_true", help="the Router without Ray, for work on the data path")
+    parser.add_argument("--together", action="store_true", help="all paced streams begin in one instant")
     parser.add_argument("--profile", action="store_true", help="py-spy on the Router replica, in runs of their own")
     parser.add_argument("--quick", action="store_true", help="compare CPU per request with the stored ratio")
     parser.add_argument("--store", action="store_true", help="with --quick: store the ratio instead")
@@ -233,12 +236,12 @@ def _deployment(scratch: Path, engine: Server, *, replica: bool) -> Path:
 def _measure(sides: Sequence[Side], options: argparse.Namespace) -> Iterator[Result]:
     for side in sides:
         for kind in KINDS:
-            _run(side, kind, max(options.connections), _WARM_S, -1)
+            _run(side, kind, max(options.connections), _WARM_S, -1, together=True)
     for number in range(options.rounds):
         for kind in KINDS:
             for connections in options.connections:
                 for side in sides if number % 2 == 0 else reversed(sides):
-                    result = _run(side, kind, connections, options.seconds, number)
+                    result = _run(side, kind, connections, options.seconds, number, together=options.together)
                     _say(
                         f"round {number + 1}/{options.rounds}, {kind.name} at {connections}, {side.name}:"
                         f" {result.gateway_ms:.3f} ms CPU, p50 {result.p50_ms:.2f} ms, {result.per_s:.0f}/s,"
@@ -247,10 +250,11 @@ def _measure(sides: Sequence[Side], options: argparse.Namespace) -> Iterator[Res
                     yield result
 
 
-def _run(side: Side, kind: Kind, connections: int, seconds: float, number: int) -> Result:
+def _run(side: Side, kind: Kind, connections: int, seconds: float, number: int, *, together: bool = False) -> Result:
     gateway = side.gateway()
     cpu = Cpu({"gateway": gateway, "load": [os.getpid()], **side.others()})
-    run = uvloop.run(Load(side.url, "auto", kind, connections).run(seconds))
+    apart_s = 0.0 if together else kind.tokens * kind.pace_s / connections
+    run = uvloop.run(Load(side.url, "auto", kind, connections).run(seconds, apart_s=apart_s))
     used = cpu.used()
     if not run.replies:
         raise LoadError(f"{side.name} gave no right reply to {kind.name} at {connections}: {run.errors}")
@@ -273,6 +277,7 @@ def _run(side: Side, kind: Kind, connections: int, seconds: float, number: int) 
         p50_ms=statistics.median(totals),
         p99_ms=totals[min(count - 1, count * 99 // 100)],
         ttft_p50_ms=statistics.median(ttfts),
+        span_p50_ms=statistics.median((reply.total_s - reply.ttft_s) * 1000 for reply in run.replies),
         worst_gap_ms=statistics.median(gaps),
         longest_gap_ms=gaps[-1],
         rss_mib=now_mib,

@@ -55,3 +55,8 @@ def model_not_found(param: str = "model") -> ApiError:
 def unavailable(message: str, *, code: str, retry_after_s: float) -> ApiError:
     """A 503 that says when to come back."""
     return ApiError(503, message, code=code, retry_after_s=retry_after_s)
+
+
+def own_fault() -> ApiError:
+    """The 500 for what must not happen."""
+    return ApiError(500, "The router failed on this request; its log says why.", code="internal_error")

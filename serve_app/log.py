@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -17,3 +18,9 @@ def configure(level: str) -> None:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter(FORMAT))
         logger.addHandler(handler)
+
+
+def fault(logger: logging.Logger, error: Exception) -> None:
+    """Log where something broke that must not. Not the error's own words: they may quote a request."""
+    where = "".join(traceback.format_tb(error.__traceback__))
+    logger.error("a fault of the router's own: %s\n%s", type(error).__name__, where)

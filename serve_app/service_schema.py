@@ -131,8 +131,12 @@ class AuditSettings(Strict):
 
     sink: Literal["file", "stdout", "otlp", "none"] = "file"
     directory: str = Field(".audit", description="Of the files; relative: below the repository.")
-    max_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 1024 * 1024, description="A file is rotated at this size.")
-    keep: Annotated[int, Field(ge=1)] = Field(10, description="Rotated files that are kept, for each Router.")
+    max_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 1024 * 1024, description="A new file is begun at this size.")
+    keep: Annotated[int, Field(ge=1)] = Field(
+        10,
+        description="Files that nobody writes any more, of ended Routers too, take at most so many times `max_bytes`"
+        " together; the oldest go first.",
+    )
     queue: Annotated[int, Field(ge=1)] = Field(10_000, description="Records that may wait to be written; more drop.")
     otlp_endpoint: str = Field("", description="For sink otlp, e.g. http://host:4318/v1/logs.")
 

@@ -161,6 +161,8 @@ class _FakeServer:
                 Route("/v1/models", self.models),
                 Route("/v1/chat/completions", self.generate, methods=["POST"]),
                 Route("/v1/completions", self.generate, methods=["POST"]),
+                Route("/v1/messages", self.generate, methods=["POST"]),
+                Route("/v1/messages/count_tokens", self.count_tokens, methods=["POST"]),
             ]
         )
 
@@ -177,10 +179,15 @@ class _FakeServer:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or script.context
         if limit > script.context:
             return _error(400, f"This model's maximum context length is {script.context} tokens.", "BadRequestError")
-        reply = _Reply("messages" in body, body, self.model_id, script, limit, self.scheduler)
+        kind = _MessagesReply if request.url.path == "/v1/messages" else _Reply
+        reply = kind("messages" in body, body, self.model_id, script, limit, self.scheduler)
         if body.get("stream"):
             return StreamingResponse(_pieces(reply.stream(), script.cut), media_type="text/event-stream")
         return await self._whole(request, reply)
+
+    async def count_tokens(self, request: Request) -> Response:
+        body = orjson.loads(await request.body())
+        return JSONResponse({"input_tokens": len(str(body["messages"]).split()), "fake_request": body})
 
     async def _whole(self, request: Request, reply: _Reply) -> Response:
         """As vLLM does: a client that leaves ends the generation."""
@@ -302,6 +309,67 @@ class _Reply:
             failure = {"message": str(error), "type": "InternalServerError", "param": None, "code": 500}
             yield b"data: " + orjson.dumps({"error": failure}) + b"\n\n"
         yield b"data: [DONE]\n\n"
+
+
+class _MessagesReply(_Reply):
+    """The same in Anthropic's form."""
+
+    def message(self, content: list[dict[str, Any]], stop: str | None, count: int) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "type": "message",
+            "role": "assistant",
+            "content": content,
+            "model": self.model,
+            "stop_reason": stop,
+            "stop_sequence": None,
+            "usage": self.tokens_used(count),
+            "fake_request": self.body,
+        }
+
+    def tokens_used(self, count: int) -> dict[str, int]:
+        return {"input_tokens": self.usage(count)["prompt_tokens"], "output_tokens": count}
+
+    @property
+    def stop_reason(self) -> str:
+        return "max_tokens" if self.finish_reason == "length" else "end_turn"
+
+    async def whole(self) -> Response:
+        try:
+            words = [word async for word in self.tokens()]
+        except RuntimeError as error:
+            content = {"type": "error", "error": {"type": "InternalServerError", "message": str(error)}}
+            return JSONResponse(content, status_code=500)
+        thought = {"type": "thinking", "thinking": self.script.reasoning, "signature": "0"}
+        blocks = [thought] if self.script.reasoning else []
+        blocks.append({"type": "text", "text": "".join(words)})
+        return JSONResponse(self.message(blocks, self.stop_reason, len(words)))
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        def event(kind: str, **fields: Any) -> bytes:
+            return f"event: {kind}\ndata: ".encode() + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+
+        pieces = [("thinking", self.script.reasoning)] if self.script.reasoning else []
+        index = count = 0
+        try:
+            async for word in self.tokens():
+                if not count:
+                    yield event("message_start", message=self.message([], None, 0))
+                    for kind, text in pieces:
+                        yield event("content_block_start", index=index, content_block={"type": kind, kind: ""})
+                        yield event("content_block_delta", index=index, delta={"type": f"{kind}_delta", kind: text})
+                        yield event("content_block_stop", index=index)
+                        index += 1
+                    yield event("content_block_start", index=index, content_block={"type": "text", "text": ""})
+                count += 1
+                yield event("content_block_delta", index=index, delta={"type": "text_delta", "text": word})
+            yield event("content_block_stop", index=index)
+            delta = {"stop_reason": self.stop_reason, "stop_sequence": None}
+            yield event("message_delta", delta=delta, usage=self.tokens_used(count))
+        except RuntimeError as error:
+            yield event("error", error={"type": "internal_error", "message": str(error)})
+            return
+        yield event("message_stop")
 
 
 async def _pieces(stream: AsyncIterator[bytes], size: int) -> AsyncIterator[bytes]:

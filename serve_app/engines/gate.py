@@ -21,6 +21,8 @@ SERVED_PATHS = frozenset(
         "/v1/completions",
         "/v1/embeddings",
         "/v1/responses",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/tokenize",
         "/detokenize",
         "/v1/score",

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_app.engines.base import EngineLoad, EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.engines.messages import complete_messages
 
 # What an engine process imports on its way to the first token. Found by starting one and listing
 # sys.modules; a wrong or renamed entry costs start-up time only, so a missing one is passed over.
@@ -325,6 +326,7 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
         await init_app_state(engine, app.state, args, tasks)
+        complete_messages(app.state)
         report(Phase.WARMING)
         await _warm_up(engine, generates="generate" in tasks)
 

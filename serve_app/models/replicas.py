@@ -41,14 +41,12 @@ class PublishedModel:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Foreign:
-    """What is different about a server that is not ours. `api`: the path that stands for `/v1`; `beside`: where the
-    rest lies.
+    """What is different about a server that is not ours. `api`: the path that stands for `/v1`.
 
     No gate is before it: `places` is how many requests one Router has in flight there at most.
     """
 
     api: str
-    beside: str
     places: int
     connect_timeout_s: float
     key: str = dataclasses.field(default="", repr=False)
@@ -84,9 +82,9 @@ class Target:
 
     def path(self, path: str) -> str:
         """What one of an engine's paths is called there."""
-        if self.foreign is None:
-            return path
-        return self.foreign.api + path[len(_API) :] if path.startswith(_API) else self.foreign.beside + path
+        if self.foreign and path.startswith(_API):
+            return self.foreign.api + path[len(_API) :]
+        return path
 
     @property
     def credentials(self) -> dict[str, str]:

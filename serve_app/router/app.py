@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -17,11 +18,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from serve_app import log
 from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config
 from serve_app.conversations.store import store_of
-from serve_app.errors import ApiError, model_not_found, unavailable
+from serve_app.errors import ApiError, model_not_found, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.router.admin import Admin
 from serve_app.router.auth import CALLER, Caller, Keys
@@ -30,6 +32,7 @@ from serve_app.router.cold import PoolCalls
 from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
+from serve_app.router.dialect import dialect_of
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
@@ -54,6 +57,8 @@ from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
 from serve_app.telemetry.tracing import Tracing, tracer_to
 
+logger = logging.getLogger(__name__)
+
 _CREATED = int(time.time())
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
@@ -65,7 +70,8 @@ class RouterApp:
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions,
-    and `nodes` tells what the nodes of the cluster offer.
+    `nodes` tells what the nodes of the cluster offer, and `lost` is called for each audit record that could not be
+    written.
     """
 
     def __init__(
@@ -77,6 +83,7 @@ class RouterApp:
         *,
         meter: Meter = no_meter,
         nodes: NodeView = unknown_nodes,
+        lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -106,7 +113,7 @@ class RouterApp:
         endpoint = config.telemetry.otlp_endpoint
         tracing = Tracing(tracer_to(endpoint) if endpoint else None)
 
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint)
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint, lost)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
@@ -142,6 +149,8 @@ class RouterApp:
                 Route("/v1/responses/{id}", responses.read, methods=["GET"]),
                 Route("/v1/responses/{id}", responses.delete, methods=["DELETE"]),
             ]
+        # Answered without a look at the table of routes, which costs as much as a decision.
+        self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
         admin = Admin(self._catalog, self.fleet)
         self._keys = Keys(config, front_door=front_door)
         store = batch_store(config.batches)
@@ -195,12 +204,13 @@ class RouterApp:
                 own_id = request_id(Headers(scope=scope))
                 if generates:
                     self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
-                await error_response(refusal)(scope, receive, _with_request_id(own_id, send))
+                response = error_response(refusal, dialect_of(scope["path"]))
+                await response(scope, receive, _with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
                 await self._recorded(scope, receive, send)
             elif generates:
-                # Says its id, and keeps its record, with everything else that is known of it (`Generate`).
-                await self._app(scope, receive, send)
+                # Says its id, keeps its record, and answers for its own faults (`Generate`).
+                await self._engine_apps[scope["path"]](scope, receive, send)
             else:
                 await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
         finally:
@@ -218,7 +228,13 @@ class RouterApp:
 
         recorded: set[float] = scope.setdefault(RECORDED, set())
         try:
-            await self._app(scope, receive, sending)
+            await self._engine_apps[scope["path"]](scope, receive, sending)
+        except Exception as error:
+            log.fault(logger, error)
+            if not status:
+                await error_response(own_fault(), dialect_of(scope["path"]))(
+                    scope, receive, _with_request_id(request_id(Headers(scope=scope)), sending)
+                )
         finally:
             if not recorded:
                 self._audit.write(refused_record(scope, own_id, status or 499, None))
@@ -381,11 +397,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         405: ("This path does not take that method.", "method_not_allowed"),
     }
     message, code = known.get(error.status_code, ("The request was refused.", "refused"))
-    response = error_response(ApiError(error.status_code, message, code=code))
+    response = error_response(ApiError(error.status_code, message, code=code), dialect_of(request.url.path))
     for name, value in (error.headers or {}).items():
         response.headers[name] = value
     return response
 
 
 async def _fault(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(500, "The router failed on this request; its log says why.", code="internal_error"))
+    return error_response(own_fault(), dialect_of(request.url.path))

@@ -75,7 +75,8 @@ class Keys:
         self._look()
         key = given_key(headers)
         if not key:
-            raise ApiError(401, "This needs an API key: `Authorization: Bearer KEY`.", code="missing_api_key")
+            how = "`Authorization: Bearer KEY`, or `x-api-key: KEY`"
+            raise ApiError(401, f"This needs an API key: {how}.", code="missing_api_key")
         digest = digest_of(key)
         found = self._by_hash.get(digest)
         # The lookup compares hashes, of which an attacker knows nothing; and then the whole in constant time.

@@ -19,7 +19,7 @@ from serve_app.config import Config, deployment_name
 from serve_app.router.app import RouterApp
 from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
-from serve_app.telemetry.ray_metrics import decision_meter
+from serve_app.telemetry.ray_metrics import audit_meter, decision_meter
 
 logger = logging.getLogger(__name__)
 
@@ -57,12 +57,19 @@ class Router:
         deployments |= {model.id: deployments[model.base] for model in config.models if model.base}
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
 
-        meter = decision_meter()
+        meter, lost = decision_meter(), audit_meter()
         nodes = ClusterNodes()
 
         def new_app(*, front_door: bool = True) -> RouterApp:
             return RouterApp(
-                config, deployments, calls, identity, meter=meter, nodes=nodes.resources, front_door=front_door
+                config,
+                deployments,
+                calls,
+                identity,
+                meter=meter,
+                nodes=nodes.resources,
+                lost=lost,
+                front_door=front_door,
             )
 
         self._listener = Listener(config.router, new_app, identity)

@@ -21,7 +21,8 @@ _FIELD = re.compile(
     r"|presence_penalty|frequency_penalty|repetition_penalty|length_penalty|logit_bias|logprobs|top_logprobs"
     r"|prompt_logprobs|response_format|structured_outputs|tools|tool_choice|parallel_tool_calls|reasoning"
     r"|reasoning_effort|thinking_token_budget|chat_template|chat_template_kwargs|encoding_format|dimensions|user"
-    r"|priority|bad_words|echo|suffix|documents|mm_processor_kwargs|truncate_prompt_tokens|previous_response_id)"
+    r"|priority|bad_words|echo|suffix|documents|mm_processor_kwargs|truncate_prompt_tokens|previous_response_id"
+    r"|system|stop_sequences|thinking|output_config|metadata)"
     r"(?![A-Za-z0-9_])(?:\[\d{1,6}\])?"
 )
 # One of a validator's findings, as vLLM writes it: its place may hold a key of the client's own.
@@ -42,7 +43,7 @@ def broken(how: str) -> ApiError:
 
 def stream_error(chunk: bytes) -> ApiError:
     """The error of an event that says `error`."""
-    event = chunk.split(b"\n\n", 1)[0].removeprefix(b"data: ")
+    event = chunk.split(b"\n\n", 1)[0].partition(b"data: ")[2]
     try:
         fields = orjson.loads(event)["error"]
     except (orjson.JSONDecodeError, KeyError, TypeError):

@@ -93,16 +93,18 @@ class _Servers:
 
     def _replica(self, index: int) -> Replica:
         parts = urlsplit(self.settings.urls[index])
-        api = parts.path
-        beside = api.removesuffix(_OPENAI) if api.endswith(_OPENAI) else ""
+        root, api = f"{parts.scheme}://{parts.netloc}", parts.path
+        if api.endswith(_OPENAI):
+            # What lies beside /v1 (/tokenize, /health) lies beside it here, too.
+            root, api = root + api.removesuffix(_OPENAI), _OPENAI
         places = self._model.max_ongoing_requests
         return Replica(
             id=f"{self._model.id}@{parts.netloc}{parts.path.removesuffix(_OPENAI)}",
-            urls={self._model.id: f"{parts.scheme}://{parts.netloc}"},
+            urls={self._model.id: root},
             secret="",
             models={self._model.id: self._states[index]},
             moving=True,
-            foreign=Foreign(api, beside, places, self.settings.connect_timeout_s, self._key, self._tls),
+            foreign=Foreign(api, places, self.settings.connect_timeout_s, self._key, self._tls),
         )
 
 

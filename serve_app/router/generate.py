@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import time
 import uuid
 from collections.abc import Mapping
@@ -14,20 +15,23 @@ import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from serve_app import log
 from serve_app.admission.queue import Ticket
 from serve_app.config import Config
-from serve_app.errors import ApiError, bad_request, unavailable
+from serve_app.errors import ApiError, bad_request, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
 from serve_app.router.body import read_json
 from serve_app.router.decider import Decided, Decider
+from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
 from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.lines import Line, Updates
+from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, audit_record, request_id
 from serve_app.router.relay import EngineCall, NotServed, Relay
@@ -42,11 +46,15 @@ from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.decisions import DecisionCounts
 from serve_app.telemetry.tracing import Tracing, describe
 
+logger = logging.getLogger(__name__)
+
 PATHS: dict[Endpoint, str] = {
     "chat": "/v1/chat/completions",
     "completions": "/v1/completions",
     "embeddings": "/v1/embeddings",
     "responses": "/v1/responses",
+    "messages": MESSAGES,
+    "count_tokens": MESSAGES + "/count_tokens",
     "tokenize": "/tokenize",
     "detokenize": "/detokenize",
     "score": "/v1/score",
@@ -61,6 +69,7 @@ _PROMPT_FIELDS: dict[Endpoint, str] = {
     "responses": "input",
     "score": "text_2",
     "rerank": "documents",
+    "messages": "messages",
 }
 _ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
@@ -68,6 +77,8 @@ _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
 # Idle connections to one engine that died; each is found out when it is used.
 _MAX_DEATHS = 8
+# One more gets the request of a replica that died with it. Where that one dies, too, it is the request's doing.
+_MAX_DEAD_REPLICAS = 1
 # For a resident model that is away when its load time is not known yet.
 _RESTART_RETRY_AFTER_S = 5.0
 
@@ -106,8 +117,10 @@ class Generate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
-        reply = Reply(send, stream=False, wire=scope.get(WIRE))
+        reply = Reply(send, stream=False, dialect=dialect_of(PATHS[self._endpoint]), wire=scope.get(WIRE))
         reply.headers["x-request-id"] = request_id(headers)
+        if name := reply.dialect.id_header:
+            reply.headers[name] = reply.headers["x-request-id"]
         caller: Caller = scope[CALLER]
         asked = Asked(headers, caller, time.monotonic())
         try:
@@ -130,6 +143,9 @@ class Generate:
             await reply.error(error)
         except ClientGone:
             reply.fault = "client_left"
+        except Exception as error:
+            log.fault(logger, error)
+            await reply.error(own_fault())
         except asyncio.CancelledError:
             # The listener's drain time is over. A stream must not just stop.
             with contextlib.suppress(Exception):
@@ -179,7 +195,9 @@ class Generate:
                 path=PATHS[self._endpoint],
                 body=_encoded(body),
                 headers=passed,
-                shape=shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
+                shape=messages_shape_of(facts, decision)
+                if self._endpoint == "messages"
+                else shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
                 tally=asked.tally,
                 began=asked.began,
                 ttft_s=model.ttft_timeout_s,
@@ -249,6 +267,7 @@ class Generate:
         tried: set[str] = set()
         wakes = 0
         deaths = 0
+        died: set[str] = set()
         full = False
         told: ApiError | None = None
         queues = len(line) > 0  # who came before goes before
@@ -288,8 +307,10 @@ class Generate:
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None
-                deaths += not_served.died
-                if deaths > _MAX_DEATHS:
+                if not_served.died:
+                    deaths += 1
+                    died.add(target.replica_id)
+                if deaths > _MAX_DEATHS or len(died) > _MAX_DEAD_REPLICAS:
                     raise broken(not_served.reason) from None
                 # Only of an idle connection; the engine may have been started again since.
                 if not not_served.died:

@@ -5,262 +5,16 @@ Bodies name the fields that the router itself reads or checks; all others pass o
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
-from serve_app.batches.plan import ENDPOINTS
-from serve_app.batches.state import Status
 from serve_app.residency.events import Order
 from serve_app.router.batches import LONGEST_PAGE as LONGEST_BATCH_PAGE
 from serve_app.router.files import LONGEST_PAGE as LONGEST_FILE_PAGE
-
-Schema = dict[str, Any]
-
-_TEXT: Schema = {"type": "string"}
-_FLAG: Schema = {"type": "boolean"}
-_COUNT: Schema = {"type": "integer", "minimum": 1}
-_SIZE: Schema = {"type": "integer", "minimum": 0}
-_NUMBER: Schema = {"type": "number"}
-_TEXTS: Schema = {"type": ["string", "array"]}
-_TO_SCORE: Schema = {"type": ["string", "array", "object"]}
-_BYTES: Schema = {"type": "string", "contentMediaType": "application/octet-stream"}
-_EFFORTS = ["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-def _ref(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _or_null(schema: Schema) -> Schema:
-    kind = schema["type"]
-    return {**schema, "type": [*([kind] if isinstance(kind, str) else kind), "null"]}
-
-
-def _object(required: list[str], **properties: Schema) -> Schema:
-    """Fields that may be left out may be null too, as in OpenAI's API."""
-    shown = {
-        name: schema if name in required or "type" not in schema else _or_null(schema)
-        for name, schema in properties.items()
-    }
-    return {"type": "object", "required": required, "properties": shown}
-
-
-def _either(*ways: list[str], **properties: Schema) -> Schema:
-    """An object with all the fields of one of these ways at least."""
-    named = [name for way in ways for name in way]
-    return {**_object(named, **properties), "required": [], "anyOf": [{"required": way} for way in ways]}
-
-
-def _number(low: float, high: float) -> Schema:
-    return {"type": "number", "minimum": low, "maximum": high}
-
-
-def _listed(name: str) -> Schema:
-    """A page of OpenAI's lists."""
-    return _object(
-        ["object", "data", "has_more"],
-        object={"const": "list"},
-        data={"type": "array", "items": _ref(name)},
-        first_id=_TEXT,
-        last_id=_TEXT,
-        has_more=_FLAG,
-    )
-
-
-_SAMPLING: dict[str, Schema] = {
-    "model": {**_TEXT, "description": "An id or alias of /v1/models; `auto`, or nothing, lets the router choose."},
-    "stream": _FLAG,
-    "stream_options": {"type": "object"},
-    "max_tokens": _COUNT,
-    "temperature": _number(0, 2),
-    "top_p": _number(0, 1),
-    "n": {**_COUNT, "maximum": 128},
-    "seed": {"type": "integer"},
-    "stop": _TEXTS,
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "user": _TEXT,
-}
-_MESSAGE = {
-    "type": "object",
-    "required": ["role"],
-    "properties": {"role": _TEXT, "content": {"type": ["string", "array", "null"]}},
-}
-_SCHEMAS: dict[str, Schema] = {
-    "ChatRequest": _object(
-        ["messages"],
-        messages={"type": "array", "minItems": 1, "items": _MESSAGE},
-        **_SAMPLING,
-        max_completion_tokens=_COUNT,
-        tools={"type": "array"},
-        tool_choice={"type": ["string", "object"]},
-        response_format={"type": "object"},
-        reasoning_effort={**_TEXT, "description": f"How much to think: {', '.join(_EFFORTS)}."},
-        thinking={"type": "object", "description": "`type`: `enabled` or `disabled`; `budget_tokens`."},
-        reasoning={"type": "object", "description": "`effort`, `enabled` or `max_tokens`."},
-        mode={**_TEXT, "description": "`thinking` or `non_thinking`, whatever the router would choose."},
-        conversation={"type": ["string", "object"], "description": "Keeps its model from one request to the next."},
-    ),
-    "CompletionRequest": _object(["prompt"], prompt=_TEXTS, **_SAMPLING),
-    "EmbeddingRequest": _object(["input"], input=_TEXTS, model=_SAMPLING["model"], user=_TEXT),
-    "TokenizeRequest": _either(
-        ["prompt"],
-        ["messages"],
-        prompt=_TEXT,
-        messages={"type": "array", "items": _MESSAGE},
-        model=_SAMPLING["model"],
-    ),
-    "DetokenizeRequest": _object(["tokens"], tokens={"type": "array", "items": _SIZE}, model=_SAMPLING["model"]),
-    "ScoreRequest": _either(
-        ["text_1", "text_2"],
-        ["queries", "documents"],
-        ["queries", "items"],
-        ["data_1", "data_2"],
-        **dict.fromkeys(("text_1", "text_2", "queries", "documents", "items", "data_1", "data_2"), _TO_SCORE),
-        model=_SAMPLING["model"],
-        user=_TEXT,
-    ),
-    "RerankRequest": _object(
-        ["query", "documents"],
-        query=_TO_SCORE,
-        documents=_TO_SCORE,
-        model=_SAMPLING["model"],
-        user=_TEXT,
-    ),
-    "ResponseRequest": _object(
-        ["input"],
-        input=_TEXTS,
-        instructions=_TEXT,
-        reasoning={"type": "object"},
-        text={"type": "object"},
-        max_output_tokens=_COUNT,
-        previous_response_id=_TEXT,
-        store=_FLAG,
-        **{name: _SAMPLING[name] for name in ("model", "stream", "temperature", "top_p", "user")},
-        tools={"type": "array"},
-    ),
-    "Conversation": _object(
-        ["id", "object", "turns", "tokens", "messages"],
-        id=_TEXT,
-        object={"const": "conversation"},
-        turns=_SIZE,
-        tokens=_SIZE,
-        messages={"type": "array", "items": {"type": "object"}},
-    ),
-    "Deleted": _object(["id", "object", "deleted"], id=_TEXT, object=_TEXT, deleted=_FLAG),
-    "Answer": {
-        "type": "object",
-        "description": "The engine's answer, in OpenAI's or vLLM's form; with `stream` events, the last one `[DONE]`.",
-    },
-    "FileUpload": _object(
-        ["file", "purpose"],
-        file={**_BYTES, "description": "With a file name."},
-        purpose={"const": "batch"},
-        **{"expires_after[seconds]": {"type": "integer", "minimum": 3600, "maximum": 2592000}},
-    ),
-    "File": _object(
-        ["id", "object", "bytes", "created_at", "expires_at", "filename", "purpose", "status"],
-        id=_TEXT,
-        object={"const": "file"},
-        bytes=_SIZE,
-        created_at=_SIZE,
-        expires_at=_SIZE,
-        filename=_TEXT,
-        purpose=_TEXT,
-        status=_TEXT,
-    ),
-    "Files": _listed("File"),
-    "BatchRequest": _object(
-        ["input_file_id", "endpoint", "completion_window"],
-        input_file_id=_TEXT,
-        endpoint={"enum": list(ENDPOINTS)},
-        completion_window={**_TEXT, "description": "Hours or days, such as `24h`; at most `30d`."},
-        metadata={
-            "type": "object",
-            "maxProperties": 16,
-            "propertyNames": {"maxLength": 64},
-            "additionalProperties": {"type": "string", "maxLength": 512},
-        },
-    ),
-    "Batch": _object(
-        ["id", "object", "endpoint", "input_file_id", "completion_window", "status", "created_at", "request_counts"],
-        id=_TEXT,
-        object={"const": "batch"},
-        endpoint=_TEXT,
-        input_file_id=_TEXT,
-        output_file_id=_TEXT,
-        error_file_id=_TEXT,
-        completion_window=_TEXT,
-        status={"enum": list(get_args(Status))},
-        errors={"type": "object"},
-        created_at=_SIZE,
-        expires_at=_SIZE,
-        **{f"{status}_at": _SIZE for status in get_args(Status) if status != "validating"},
-        request_counts=_object(["total", "completed", "failed"], total=_SIZE, completed=_SIZE, failed=_SIZE),
-        metadata={"type": "object"},
-    ),
-    "Batches": _listed("Batch"),
-    "Decision": _object(
-        ["model", "thinking", "sources", "warnings", "steps", "facts", "decision_ms"],
-        model=_TEXT,
-        thinking=_FLAG,
-        budget=_SIZE,
-        sources=_object(["model", "thinking"], model=_TEXT, thinking=_TEXT),
-        rule=_TEXT,
-        score=_NUMBER,
-        size_score=_NUMBER,
-        scorer=_TEXT,
-        better_model=_TEXT,
-        fallback=_TEXT,
-        warnings={"type": "array", "items": _TEXT},
-        steps={
-            "type": "array",
-            "items": _object(["step", "about", "verdict"], step=_TEXT, about=_TEXT, verdict=_TEXT),
-        },
-        facts=_TEXT,
-        decision_ms=_NUMBER,
-    ),
-    "Model": _object(
-        ["id", "object", "created", "owned_by", "root"],
-        id=_TEXT,
-        object={"const": "model"},
-        created=_SIZE,
-        owned_by=_TEXT,
-        root=_TEXT,
-        max_model_len=_COUNT,
-        aliases={"type": "array", "items": _TEXT},
-        tier={**_TEXT, "description": "`resident` or `lazy`."},
-        abilities={"type": "array", "items": _TEXT},
-        max_ongoing_requests={**_COUNT, "description": "In one replica."},
-        max_queued_requests={**_SIZE, "description": "In one Router."},
-        state=_TEXT,
-        progress=_NUMBER,
-        in_flight=_SIZE,
-        waiting=_SIZE,
-        kv_cache=_NUMBER,
-        place={**_SIZE, "description": "In the queue for memory."},
-        expected_wake_s=_NUMBER,
-        load_s=_NUMBER,
-        memory_bytes=_SIZE,
-        pinned=_FLAG,
-        loads=_SIZE,
-        wakes=_SIZE,
-        load_phases={"type": "object", "additionalProperties": _NUMBER},
-        failure=_TEXT,
-    ),
-    "Models": _object(["object", "data"], object={"const": "list"}, data={"type": "array", "items": _ref("Model")}),
-    "Items": _listed("Answer"),
-    "Ordered": _object(["id", "order", "state"], id=_TEXT, order=_TEXT, state=_TEXT),
-    "Health": _object(["status", "service"], status=_TEXT, service=_TEXT),
-    "Readiness": _object(["ready"], ready=_FLAG, models={"type": "object"}, load_path=_TEXT),
-    "Error": _object(
-        ["error"],
-        error=_object(["message", "type"], message=_TEXT, type=_TEXT, param=_TEXT, code=_TEXT),
-    ),
-}
+from serve_app.router.openapi_schemas import BYTES, SCHEMAS, TEXT, Schema, ref
 
 
 def _content(schema: str, kind: str = "application/json") -> Schema:
-    return {kind: {"schema": _ref(schema)}}
+    return {kind: {"schema": ref(schema)}}
 
 
 def _answers(schema: str, status: int = 200, *, stream: bool = False) -> Schema:
@@ -276,12 +30,21 @@ def _post(summary: str, body: str, answer: str, *, stream: bool = False, kind: s
     return {"post": {"summary": summary, "requestBody": asked, "responses": _answers(answer, stream=stream)}}
 
 
+def _anthropic(summary: str, body: str, *, stream: bool = False) -> Schema:
+    asked = _post(summary, body, "Answer", stream=stream)
+    asked["post"]["responses"]["default"] = {
+        "description": "Anthropic's error form; 429 and 503 say `Retry-After`.",
+        "content": _content("AnthropicError"),
+    }
+    return asked
+
+
 def _get(summary: str, answer: str, **more: Any) -> Schema:
     return {"get": {"summary": summary, "responses": _answers(answer), **more}}
 
 
 def _in_path(name: str, **schema: Any) -> Schema:
-    return {"name": name, "in": "path", "required": True, "schema": {**_TEXT, **schema}}
+    return {"name": name, "in": "path", "required": True, "schema": {**TEXT, **schema}}
 
 
 def _in_query(name: str, **schema: Any) -> Schema:
@@ -308,15 +71,15 @@ def _kept(what: str, schema: str) -> Schema:
 
 
 def _page(most: int) -> list[Schema]:
-    return [_in_query("after", **_TEXT), _in_query("limit", type="integer", minimum=1, maximum=most)]
+    return [_in_query("after", **TEXT), _in_query("limit", type="integer", minimum=1, maximum=most)]
 
 
 def _files_and_batches() -> Schema:
     """Their paths; where `batches.directory` is not set each answers 404 `batches_off`."""
     file, batch = [_in_path("file_id")], [_in_path("batch_id")]
-    narrowed = [_SORT, _in_query("purpose", **_TEXT)]
+    narrowed = [_SORT, _in_query("purpose", **TEXT)]
     content = {
-        "200": {"description": "The content.", "content": {"application/octet-stream": {"schema": _BYTES}}},
+        "200": {"description": "The content.", "content": {"application/octet-stream": {"schema": BYTES}}},
         "default": _answers("File")["default"],
     }
     cancelled = {"summary": "End it; what has run is kept.", "parameters": batch, "responses": _answers("Batch")}
@@ -363,6 +126,8 @@ def document(*, keeps: bool) -> Schema:
             "/v1/completions": _post("Continue a text.", "CompletionRequest", "Answer", stream=True),
             "/v1/embeddings": _post("Embed texts.", "EmbeddingRequest", "Answer"),
             "/v1/responses": _post("Answer, in the Responses API.", "ResponseRequest", "Answer", stream=True),
+            "/v1/messages": _anthropic("Answer, in Anthropic's Messages API.", "MessagesRequest", stream=True),
+            "/v1/messages/count_tokens": _anthropic("The tokens of such a request.", "CountTokensRequest"),
             "/tokenize": _post("The tokens of a text or a chat.", "TokenizeRequest", "Answer"),
             "/detokenize": _post("The text of tokens.", "DetokenizeRequest", "Answer"),
             "/v1/score": _post("How well texts go together.", "ScoreRequest", "Answer"),
@@ -397,7 +162,7 @@ def document(*, keeps: bool) -> Schema:
             },
         },
         "components": {
-            "schemas": _SCHEMAS,
+            "schemas": SCHEMAS,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},

@@ -7,7 +7,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import orjson
 
@@ -15,20 +15,28 @@ from serve_app.admission.breaker import Breaker
 from serve_app.engines.base import REFUSAL_HEADER
 from serve_app.errors import ApiError
 from serve_app.models.replicas import Target
+from serve_app.router.dialect import Dialect
 from serve_app.router.engine_errors import broken, engine_error, stream_error
 from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
-from serve_app.router.shape import Shape
 from serve_app.router.tally import Tally
 from serve_app.router.upstream import Answer, Broken, ConnectTimeout, Unreachable, Upstream, UpstreamError
 from serve_app.router.wire import Wire
 
 _EVENT_END = b"\n\n"
-_STREAM_END = b"data: [DONE]\n\n"
-_STREAM_ERROR = b'data: {"error"'
 _NOT_BEGUN = "It was not begun to be answered"
 _REFUSAL = REFUSAL_HEADER.lower().encode()
 _T = TypeVar("_T")
+
+
+class Shape(Protocol):
+    """What is done to one answer on its way: nothing, as a rule."""
+
+    def whole(self, body: bytes) -> bytes:
+        """An answer that is not streamed."""
+
+    def events(self, data: bytes) -> bytes:
+        """Whole events of a stream."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -280,8 +288,8 @@ async def _relay_whole(answer: Answer, reply: Reply, call: EngineCall, watch: _W
 class _Passing:
     """The events of one stream on their way: whole ones only, and what is to be done to them."""
 
-    def __init__(self, call: EngineCall) -> None:
-        self._shape, self._tally = call.shape, call.tally
+    def __init__(self, call: EngineCall, dialect: Dialect) -> None:
+        self._shape, self._tally, self._dialect = call.shape, call.tally, dialect
         self._rest = b""
         self._whole = b""
         self.fault: ApiError | None = None
@@ -290,7 +298,7 @@ class _Passing:
         """What the client gets of it. An error of the engine's is in `fault` then, and nothing follows it."""
         # Were half an event passed on and the engine died, no valid event could follow.
         self._whole, self._rest = whole, _ = _split(self._rest + chunk if self._rest else chunk)
-        if (fault := whole.find(_STREAM_ERROR)) >= 0:
+        if (fault := whole.find(self._dialect.engine_error)) >= 0:
             self.fault = stream_error(whole[fault:])
             whole = whole[:fault]
         return self._shape.events(self._tally.events(whole))
@@ -298,12 +306,13 @@ class _Passing:
     @property
     def complete(self) -> bool:
         """Whether it ended as streams end."""
-        return not self._rest and self._whole.endswith(_STREAM_END)
+        return not self._rest and self._dialect.ends(self._whole)
 
 
 async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _Watch, *, foreign: bool) -> None:
     chunks: AsyncIterator[bytes] = ForeignStream(answer, call.path) if foreign else answer
-    passing = _Passing(call)
+    dialect = reply.dialect
+    passing = _Passing(call, dialect)
     try:
         # No status before the engine's first event, or the first comment: what fails at its first step is then still
         # a status.
@@ -311,9 +320,9 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _
         chunk = await watch.first(_first_event(chunks))
         if isinstance(chunks, ForeignStream) and not chunks.differs:
             chunks = answer
-        if _EVENT_END not in chunk or chunk.startswith(_STREAM_END):
+        if _EVENT_END not in chunk or chunk.startswith(dialect.engine_end):
             raise broken("empty stream")
-        if chunk.startswith(_STREAM_ERROR):
+        if chunk.startswith(dialect.engine_error):
             raise stream_error(chunk)
         await watch.runs()
         await reply.start_stream()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
 from serve_app.errors import ApiError
+from serve_app.router.dialect import OPENAI, Dialect
 from serve_app.router.wire import Wire
 
 _SSE = b"text/event-stream; charset=utf-8"
-_DONE = b"data: [DONE]\n\n"
-
 
 # The rest of such a request's body is not read.
 _CLOSING = frozenset({408, 413})
@@ -24,9 +22,9 @@ def retry_after(seconds: float) -> str:
     return str(max(1, math.ceil(seconds)))
 
 
-def error_response(error: ApiError) -> Response:
+def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
     """An error as a whole response, for what is not answered by a `Reply`."""
-    response = Response(orjson.dumps(error.payload()), error.status, media_type="application/json")
+    response = Response(dialect.error(error), error.status, media_type="application/json")
     if error.retry_after_s is not None:
         response.headers["retry-after"] = retry_after(error.retry_after_s)
     if error.status == 401:
@@ -37,8 +35,9 @@ def error_response(error: ApiError) -> Response:
 class Reply:
     """Writes one response. Not started, an error is a status; on a running stream it is an SSE event."""
 
-    def __init__(self, send: Send, *, stream: bool, wire: Wire | None = None) -> None:
+    def __init__(self, send: Send, *, stream: bool, dialect: Dialect = OPENAI, wire: Wire | None = None) -> None:
         self._send = send
+        self.dialect = dialect
         self.wire = wire
         self.stream = stream
         self.started = False
@@ -94,19 +93,18 @@ class Reply:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def error(self, error: ApiError) -> None:
-        """Tell the client. After the first byte it is an event that OpenAI's clients raise, then the end."""
+        """Tell the client. After the first byte it is an event that the API's clients raise, then the end."""
         if self._ended:
             return
         self.fault = error.code or error.type
-        payload = orjson.dumps(error.payload())
         if not self.started:
             if error.retry_after_s is not None:
                 self.headers["retry-after"] = retry_after(error.retry_after_s)
             if error.status in _CLOSING:
                 self.headers["connection"] = "close"
-            await self.whole(error.status, b"application/json", payload)
+            await self.whole(error.status, b"application/json", self.dialect.error(error))
             return
         # What came before may have been cut in the middle of an event.
         gap = b"" if self._at_boundary else b"\n\n"
-        await self.chunk(gap + b"data: " + payload + b"\n\n" + _DONE)
+        await self.chunk(gap + self.dialect.error_event(error))
         await self.end()

@@ -79,13 +79,13 @@ class Shape:
             return body.replace(_NO_REASONING, self._null())
         if not (self._tools or self._stops or renames):
             return body
-        answer = _object(body)
+        answer = whole_object(body)
         for choice in answer.get("choices") or ():
             message = choice.get("message")
             if not isinstance(message, dict):
                 continue
             if self._tools:
-                _repair(message, choice)
+                repair(message, choice)
             if self._stops:
                 self._stop(message, choice)
             self._rename(message)
@@ -105,7 +105,7 @@ class Shape:
 
     def _stop(self, message: dict[str, Any], choice: dict[str, Any]) -> None:
         content = message.get("content")
-        if content and (found := _first_stop(content, self._stops)):
+        if content and (found := first_stop(content, self._stops)):
             at, stop = found
             message["content"] = content[:at]
             message.pop("tool_calls", None)
@@ -131,7 +131,7 @@ class Shape:
             return ending + self._event(event)
         if not event.startswith(_DATA) or event == _DATA + _DONE:
             return event + _END
-        chunk = _object(event[len(_DATA) :])
+        chunk = whole_object(event[len(_DATA) :])
         for choice in chunk.get("choices") or ():
             if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
                 self._delta(choice, delta, self._choices[choice.get("index", 0)])
@@ -163,7 +163,7 @@ class Shape:
                 # vLLM (0.32) drops it from the stream.
                 raise _unreadable()
             seen.thought += delta.get("reasoning") or ""
-            if choice.get("finish_reason") == "stop" and not self._visible and (text := _misplaced(seen.thought)):
+            if choice.get("finish_reason") == "stop" and not self._visible and (text := misplaced(seen.thought)):
                 delta["content"] = text
         self._rename(delta)
 
@@ -177,17 +177,17 @@ class Shape:
         elif delta.get("content") or ((ends or delta.get("tool_calls")) and seen.held):
             ends = ends or bool(delta.get("tool_calls"))
             text = seen.held + (delta.get("content") or "")
-            if found := _first_stop(text, self._stops):
+            if found := first_stop(text, self._stops):
                 at, seen.stopped = found
                 delta["content"], seen.held = text[:at], ""
             else:
-                kept = 0 if ends else _maybe_stop(text, self._stops)
+                kept = 0 if ends else maybe_stop(text, self._stops)
                 delta["content"], seen.held = text[: len(text) - kept], text[len(text) - kept :]
         if choice.get("finish_reason") is not None and seen.stopped is not None:
             choice["finish_reason"], choice["stop_reason"] = "stop", seen.stopped
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def whole_object(raw: bytes) -> dict[str, Any]:
     """A JSON object of the engine's. Raises `ApiError` for anything else: half an answer is none."""
     try:
         found = orjson.loads(raw)
@@ -205,7 +205,7 @@ def _unreadable() -> ApiError:
     )
 
 
-def _first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
+def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
     """Where the stop string begins that is complete first: the same wherever the text is cut into chunks."""
     found = [(at + len(stop), at, stop) for stop in stops if (at := text.find(stop)) >= 0]
     return min(found)[1:] if found else None
@@ -218,13 +218,13 @@ def _cut_logprobs(choice: dict[str, Any], characters: int) -> None:
         characters -= len(entries.pop()["token"])
 
 
-def _maybe_stop(text: str, stops: Sequence[str]) -> int:
+def maybe_stop(text: str, stops: Sequence[str]) -> int:
     """Length of the longest end of the text that is the beginning of a stop string."""
     sizes = ((stop, size) for stop in stops for size in range(1, min(len(stop), len(text) + 1)))
     return max((size for stop, size in sizes if text.endswith(stop[:size])), default=0)
 
 
-def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
+def repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
     """Take call markup out of the content: what max_tokens cut off, or what no parser could read.
 
     vLLM (0.32, hermes) gives a cut call back as text. Its streaming parser delivers the calls before it; so do we.
@@ -245,7 +245,7 @@ def _repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
         if choice.get("finish_reason") == "tool_calls" and not message.get("tool_calls"):
             choice["finish_reason"] = "length"
         elif choice.get("finish_reason") == "stop" and not content:
-            message["content"] = _misplaced(message.get("reasoning") or "") or content
+            message["content"] = misplaced(message.get("reasoning") or "") or content
 
 
 def _split_markup(content: str, *, cut: bool) -> tuple[str, str]:
@@ -271,7 +271,7 @@ def _complete_calls(markup: str) -> list[dict[str, Any]]:
     return calls
 
 
-def _misplaced(thought: str) -> str:
+def misplaced(thought: str) -> str:
     """A tool call that was written inside the thought and so was not parsed, as plain text; empty without one.
 
     The client would otherwise get neither an answer nor a call (vllm-project/vllm#39056).

@@ -15,11 +15,14 @@ _SPACED_USAGE = b'"usage": {'
 _USAGE_EVENT = b'"choices":[]'
 # The same of the Responses API; there it is part of an event that clients need.
 _RESPONSE_EVENT = b'"type":"response.completed"'
+# And of the Messages API, which says why it ended there, too.
+_MESSAGES_EVENT = b'"type":"message_delta"'
 _END = b"\n\n"
 _TAIL_BYTES = 2048
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
 # How vLLM's answer of /tokenize begins.
 _COUNT = re.compile(rb'\{"count":(\d{1,9}),"max_model_len":')
+_STOP = re.compile(rb'"stop_reason":"([a-z_]{1,32})"')
 _decoder = json.JSONDecoder()
 
 
@@ -51,7 +54,7 @@ class Tally:
         if self.first_at is None:
             self.first_at = time.monotonic()
         self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
-        if _RESPONSE_EVENT in data:
+        if _RESPONSE_EVENT in data or _MESSAGES_EVENT in data:
             self._read(data)
         if _USAGE_EVENT not in data:
             return data
@@ -72,7 +75,7 @@ class Tally:
 
     def over(self) -> None:
         """The answer has ended."""
-        if found := _FINISH.findall(self._tail):
+        if found := _FINISH.findall(self._tail) or _STOP.findall(self._tail):
             self.finish = found[-1].decode()
         self._tail = b""
 
@@ -89,6 +92,10 @@ class Tally:
         self.completion = _number(usage, f"{completion}_tokens")
         self.reasoning = _number(usage.get(f"{completion}_tokens_details"), "reasoning_tokens")
         self.cached = _number(usage.get(f"{prompt}_tokens_details"), "cached_tokens")
+        # Anthropic's `input_tokens` are those that no cache had.
+        read, made = _number(usage, "cache_read_input_tokens"), _number(usage, "cache_creation_input_tokens")
+        self.prompt += read + made
+        self.cached += read
 
 
 def _number(fields: Any, name: str) -> int:

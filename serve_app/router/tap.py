@@ -20,6 +20,7 @@ DROPPED_HEADER = "x-router-conversation-dropped"
 UNAVAILABLE = "unavailable"
 
 _STREAM_END = b"data: [DONE]\n\n"
+_NOT_KEPT = f": {HEADER}: {UNAVAILABLE}\n\n".encode()
 
 
 async def body_of(scope: Scope, receive: Receive, send: Send, settings: RouterSettings) -> bytes | None:
@@ -120,7 +121,9 @@ class Tap:
         if self._answer:
             for event in self._events.feed(body):
                 self._answer.event(event)
-            await self._kept()
+            if await self._kept() is False:
+                # Its headers, sent long ago, said that it would be.
+                body = _NOT_KEPT + body
         if self._streams and not self._ends:
             body = body.removesuffix(_STREAM_END)
         if body or not message.get("more_body"):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from serve_app.errors import bad_request
+from serve_app.routing import messages
 from serve_app.routing.constraint_cost import check_cost
 from serve_app.routing.constraints import asks_for_form
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
@@ -15,10 +16,29 @@ from serve_app.routing.pairs import pairs_of
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
 
-Endpoint = Literal["chat", "completions", "embeddings", "responses", "tokenize", "detokenize", "score", "rerank"]
-_ABILITIES = {"responses": "chat", "rerank": "score", "tokenize": None, "detokenize": None}
+Endpoint = Literal[
+    "chat",
+    "completions",
+    "embeddings",
+    "responses",
+    "messages",
+    "count_tokens",
+    "tokenize",
+    "detokenize",
+    "score",
+    "rerank",
+]
+_ABILITIES = {
+    "responses": "chat",
+    "messages": "chat",
+    "count_tokens": "chat",
+    "rerank": "score",
+    "tokenize": None,
+    "detokenize": None,
+}
+CHATS = frozenset({"chat", "responses", "messages"})
 # They generate nothing: no sampling, no stream, no thinking.
-PLAIN_ENDPOINTS = frozenset({"embeddings", "tokenize", "detokenize", "score", "rerank"})
+PLAIN_ENDPOINTS = frozenset({"embeddings", "tokenize", "detokenize", "count_tokens", "score", "rerank"})
 Body = dict[str, Any]
 # A text, two that are compared, or tokens.
 Prompt = str | tuple[str, str] | list[int]
@@ -44,6 +64,7 @@ _NULLABLE = frozenset(
         "max_output_tokens",
         "max_tokens",
         "metadata",
+        "output_config",
         "min_p",
         "min_tokens",
         "modalities",
@@ -60,11 +81,13 @@ _NULLABLE = frozenset(
         "seed",
         "service_tier",
         "stop",
+        "stop_sequences",
         "store",
         "stream",
         "stream_options",
         "structured_outputs",
         "suffix",
+        "system",
         "temperature",
         "text",
         "thinking",
@@ -142,6 +165,10 @@ _CHECKS: Mapping[str, _Check] = {
     "presence_penalty": _number(-2, 2),
     "frequency_penalty": _number(-2, 2),
     "stop": (_are_stops, f"must be a string or at most {_MOST_STOPS} strings, of at most {_LONGEST_STOP} characters"),
+    "stop_sequences": (
+        lambda value: isinstance(value, list) and _are_stops(value),
+        f"must be at most {_MOST_STOPS} strings, of at most {_LONGEST_STOP} characters",
+    ),
     "user": (lambda value: isinstance(value, str), "must be a string"),
     "tools": _LIST,
     "stream_options": _OBJECT,
@@ -161,8 +188,9 @@ class Facts:
     """What a request says. `model` is None where the router is to choose; `last_user_text` is the last user turn.
 
     `json_schema`: the answer is held to a form. `header` looks up a request header, `key` is the fingerprint of the
-    client's API key; rules may ask for both. `excerpt`: of a chat, and of `responses`, whose body `chat` is in the
-    words of the chat API (elsewhere it is the body itself): what is decided by, and never sent.
+    client's API key; rules may ask for both. `excerpt`: of a chat, and of `responses` and `messages`, whose body `chat`
+    is in the words of the chat API (elsewhere it is the body itself): what is decided by, and never sent. `effort`:
+    bounds the thinking that the router itself chooses.
     """
 
     endpoint: Endpoint
@@ -177,6 +205,7 @@ class Facts:
     header: Callable[[str], str | None] = _no_header
     key: str = ""
     chat: Body = dataclasses.field(default_factory=dict)
+    effort: str | None = None
 
     @property
     def ability(self) -> str | None:
@@ -200,12 +229,12 @@ def read_facts(
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]) and not (endpoint == "completions" and _only_echoes(field, body)):
             raise bad_request(f"`{field}` {message}.", field)
-    chat = as_chat(body) if endpoint == "responses" else body
+    chat = _in_chat_words(body, endpoint)
     check_schemas(chat)
     check_cost(chat)
     text, images = "", False
     match endpoint:
-        case "chat" | "responses":
+        case "chat" | "responses" | "messages":
             text, images = _read_chat(chat)
         case "completions":
             _check_texts(body, "prompt")
@@ -221,16 +250,25 @@ def read_facts(
         last_user_text=text,
         has_images=images,
         json_schema=asks_for_form(chat),
-        excerpt=read_excerpt(chat["messages"], chat.get("tools") or ()) if endpoint in ("chat", "responses") else None,
+        excerpt=read_excerpt(chat["messages"], chat.get("tools") or ()) if endpoint in CHATS else None,
         header=header,
         key=key,
         chat=chat,
+        effort=messages.adaptive_effort(body) if endpoint == "messages" else None,
     )
 
 
 def _only_echoes(field: str, body: Body) -> bool:
     """A completion of no token gives back its prompt, with the log probabilities that evaluations ask for."""
     return field == "max_tokens" and body[field] == 0 and body.get("echo") is True
+
+
+def _in_chat_words(body: Body, endpoint: Endpoint) -> Body:
+    if endpoint == "responses":
+        return as_chat(body)
+    if endpoint in ("messages", "count_tokens"):
+        return messages.as_chat(body, generates=endpoint == "messages")
+    return body
 
 
 def _hoisted(body: Body) -> Body:
@@ -266,15 +304,15 @@ def _without_nulls(body: Body) -> Body:
 
 def _read_chat(body: Body) -> tuple[str, bool]:
     """The text of the last user message, and whether any message holds an image."""
-    messages = body.get("messages")
-    if not isinstance(messages, list):
+    given = body.get("messages")
+    if not isinstance(given, list):
         raise bad_request("`messages` must be an array of messages.", "messages")
-    if not messages:
+    if not given:
         raise bad_request("`messages` is empty; it needs at least one message.", "messages")
-    if len(messages) > _MOST_MESSAGES:
+    if len(given) > _MOST_MESSAGES:
         raise bad_request(f"`messages` has more than {_MOST_MESSAGES} messages.", "messages")
     last_user, images = "", False
-    for index, message in enumerate(messages):
+    for index, message in enumerate(given):
         check_message(message, f"messages[{index}]")
         if message["role"] == "user":
             last_user = without_harness(text_of(message.get("content")))

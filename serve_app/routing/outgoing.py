@@ -16,6 +16,8 @@ from serve_app.routing.message_form import check_roles, uniform
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "conversation", "priority")
 _THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget", "thinking", "reasoning")
+# The same in Anthropic's words: vLLM (0.32) takes no budget below 1024 there, and its `disabled` is an effort.
+_MESSAGES_FIELDS = ("thinking", "output_config")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
@@ -36,7 +38,7 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     if not body.get("tools"):
         # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
         body.pop("tools", None)
-        if body.get("tool_choice") in ("none", "auto"):
+        if body.get("tool_choice") in ("none", "auto", {"type": "none"}, {"type": "auto"}):
             del body["tool_choice"]
     if facts.endpoint == "responses":
         body = uniform_response(body)
@@ -46,6 +48,8 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
         if not model.external:
             check_roles(body["messages"])
         body["messages"] = [uniform(message) for message in uniform_messages(body["messages"])]
+    if facts.endpoint in ("messages", "count_tokens") and known:
+        body = _without_thinking(body)
     if facts.excerpt is not None and model.thinking.supported:
         body["chat_template_kwargs"] = {
             **body.get("chat_template_kwargs", {}),
@@ -55,10 +59,13 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
             body["thinking_token_budget"] = decision.budget
     if facts.endpoint in PLAIN_ENDPOINTS:
         return body
-    if facts.stream and facts.endpoint != "responses":
+    if facts.stream and facts.endpoint not in ("responses", "messages"):
         # The router counts by it; the client gets it only if it asked.
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    if "stop" in body:
+    if facts.endpoint == "messages":
+        if stops_of(facts, decision):
+            del body["stop_sequences"]
+    elif "stop" in body:
         stops = _stops(body["stop"])
         if not stops or stops_of(facts, decision):
             del body["stop"]
@@ -68,11 +75,20 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     return {**sampling.values(), **body}
 
 
+def _without_thinking(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without what it says of thinking; the form that the answer is held to stays."""
+    form = (body.get("output_config") or {}).get("format")
+    left = {key: value for key, value in body.items() if key not in _MESSAGES_FIELDS}
+    return {**left, "output_config": {"format": form}} if form else left
+
+
 def stops_of(facts: Facts, decision: Decision) -> Sequence[str]:
     """The stop strings that the router itself applies, to the answer: engines apply them to the thought too."""
-    if facts.endpoint != "chat" or not decision.thinking or facts.body.get("include_stop_str_in_output"):
+    if facts.endpoint not in ("chat", "messages") or not decision.thinking:
         return ()
-    return tuple(_stops(facts.body.get("stop", ())))
+    if facts.body.get("include_stop_str_in_output"):
+        return ()
+    return tuple(_stops(facts.chat.get("stop") or ()))
 
 
 def _stops(stop: str | Sequence[str]) -> list[str]:

@@ -32,8 +32,9 @@ def wishes(facts: Facts, thinking: Thinking) -> list[Wish]:
     found = [
         _hard_switch(facts.chat),
         _budget(facts.chat),
+        _declared(facts),
         _effort(facts.chat, thinking),
-        _thinking_object(facts.chat),
+        _thinking_object(facts.chat) if facts.endpoint != "messages" else None,
         _reasoning_object(facts.chat, thinking),
         _soft_switch(facts.last_user_text),
         _tag(facts.last_user_text),
@@ -59,6 +60,15 @@ def _budget(body: dict[str, Any]) -> Wish | None:
     if not _is_budget(value):
         raise bad_request("`thinking_token_budget` must be a whole number of at least 0.", "thinking_token_budget")
     return Wish(value > 0, "thinking_token_budget", budget=value)
+
+
+def _declared(facts: Facts) -> Wish | None:
+    """Anthropic's `thinking`, in its form already checked; `adaptive` leaves it to the router."""
+    asked = facts.chat.get("thinking") if facts.endpoint == "messages" else None
+    if not asked or asked["type"] == "adaptive":
+        return None
+    enabled = asked["type"] == "enabled"
+    return Wish(enabled, "thinking", budget=asked["budget_tokens"] if enabled else None)
 
 
 def _effort(body: dict[str, Any], thinking: Thinking) -> Wish | None:

@@ -44,7 +44,7 @@ def choose_thinking(reading: Reading, model: Model, said: list[Wish]) -> Thinkin
         return ThinkingChoice(winner.thinking, winner.source, budget, wanted, warnings)
     reading.say("explicit", "thinking", "nothing said")
     thinking, source = _policy_thinking(reading, model)
-    wanted = _own_budget(reading, source) if thinking else None
+    wanted = _own_budget(reading, model, source) if thinking else None
     # Where the client did not ask for it, thinking must not eat the answer that it did ask for.
     limit = wanted if wanted is not None or reading.facts.max_tokens is None else model.context
     budget = _clamped(reading, model, limit) if thinking and limit is not None else None
@@ -105,8 +105,16 @@ def _client_budget(said: list[Wish]) -> int | None:
     return wish.budget if wish else None
 
 
-def _own_budget(reading: Reading, source: str) -> int | None:
-    """What rule, conversation or configuration say of a budget."""
+def _own_budget(reading: Reading, model: Model, source: str) -> int | None:
+    """What rule, conversation or configuration say of a budget, and at most what the client would have."""
+    budget = _policy_budget(reading, source)
+    most = next((tokens for effort, tokens in model.thinking.efforts.items() if effort == reading.facts.effort), None)
+    if budget is None or most is None:
+        return most if budget is None else budget
+    return min(budget, most)
+
+
+def _policy_budget(reading: Reading, source: str) -> int | None:
     if source == "rule" and (rule := reading.rules()[0]) and rule.then.budget:
         return rule.then.budget
     if source == "sticky" and reading.past and reading.past.budget:

@@ -7,14 +7,11 @@ written (a full disk), is dropped and counted: an audit must never hold up or fa
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import logging
 import logging.handlers
 import math
-import os
 import queue
-import socket
 import sys
 import time
 from collections import Counter, defaultdict
@@ -24,22 +21,25 @@ from typing import Any
 
 import orjson
 
-from serve_app.model_schema import resolve_dir
 from serve_app.service_schema import AuditSettings
+from serve_app.telemetry.audit_files import PATTERN, AuditFile
 
 logger = logging.getLogger(__name__)
 
-_PATTERN = "audit-*.jsonl*"
 _CLOSE_S = 5.0
-# The front door and Serve's ingress are two in one process.
-_numbers = itertools.count()
 
 
 class Audit:
-    """Writes records to the configured sink, from `start` to `close`. `dropped` counts those that were not written."""
+    """Writes records to the configured sink, from `start` to `close`. `dropped` counts those that were not written.
 
-    def __init__(self, settings: AuditSettings, otlp_endpoint: str = "") -> None:
+    `lost` is called for each of these, from any thread.
+    """
+
+    def __init__(
+        self, settings: AuditSettings, otlp_endpoint: str = "", lost: Callable[[], None] = lambda: None
+    ) -> None:
         self.dropped = 0
+        self._lost = lost
         self._settings = settings
         self._otlp_endpoint = otlp_endpoint
         self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
@@ -77,6 +77,7 @@ class Audit:
 
     def _drop(self) -> None:
         self.dropped += 1
+        self._lost()
         if self.dropped & (self.dropped - 1) == 0:
             logger.error("audit records could not be written: %d so far", self.dropped)
 
@@ -113,26 +114,6 @@ class _Json(logging.Formatter):
         return orjson.dumps(record.msg).decode()
 
 
-class _File(logging.handlers.RotatingFileHandler):
-    """Python's own rotating file; what fails is counted rather than printed, and tried again with the next record."""
-
-    def __init__(self, settings: AuditSettings, drop: Callable[[], None]) -> None:
-        directory = resolve_dir(settings.directory)
-        directory.mkdir(parents=True, exist_ok=True)
-        # Several Router replicas may share the directory, and each rotates its files by itself.
-        name = directory / f"audit-{socket.gethostname()}-{os.getpid()}-{next(_numbers)}.jsonl"
-        super().__init__(name, maxBytes=settings.max_bytes, backupCount=settings.keep, delay=True)
-        self._drop = drop
-
-    def handleError(self, record: logging.LogRecord) -> None:  # logging's name
-        self._drop()
-        # With what it could not write, or that would come later, in pieces, although it was counted as lost.
-        stream, self.stream = self.stream, None  # as its own `close` does
-        with contextlib.suppress(OSError):
-            if stream:
-                stream.close()
-
-
 class _Stdout(logging.StreamHandler[Any]):
     """The process's standard output; what fails is counted."""
 
@@ -148,7 +129,7 @@ def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Callable[[], Non
     handler: logging.Handler
     match settings.sink:
         case "file":
-            handler = _File(settings, drop)
+            handler = AuditFile(settings, drop)
         case "stdout":
             handler = _Stdout(drop)
         case _:
@@ -161,21 +142,24 @@ def _handler(settings: AuditSettings, otlp_endpoint: str, drop: Callable[[], Non
 
 def read_records(directory: Path, since: float = 0.0) -> Iterator[dict[str, Any]]:
     """The records of all files of a directory that are not older than `since` (Unix time). Faulty lines are skipped."""
-    with contextlib.ExitStack() as opened:
-        files = []
-        # All are opened before any is read: the service may rotate them meanwhile.
-        for path in sorted(directory.glob(_PATTERN)):
-            with contextlib.suppress(FileNotFoundError):
-                if path.stat().st_mtime >= since:
-                    files.append(opened.enter_context(path.open("rb")))
-        for line in itertools.chain.from_iterable(files):
-            try:
-                record = orjson.loads(line)
-            except orjson.JSONDecodeError:
-                continue  # a line that was cut by a crash or a full disk
-            at = record.get("at", 0) if isinstance(record, dict) else None
-            if isinstance(at, int | float) and at >= since:
-                yield record
+    for path in sorted(directory.glob(PATTERN)):
+        # The service may remove old ones meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < since:
+                continue
+            with path.open("rb") as file:
+                yield from _records(file, since)
+
+
+def _records(lines: Iterable[bytes], since: float) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            record = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue  # a line that was cut by a crash
+        at = record.get("at", 0) if isinstance(record, dict) else None
+        if isinstance(at, int | float) and at >= since:
+            yield record
 
 
 def usage(records: Iterable[Mapping[str, Any]], by: Iterable[str]) -> list[dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from ray.util.metrics import Counter
 
@@ -21,3 +21,8 @@ def decision_meter() -> Meter:
         counter.inc(number, tags=dict(labels))
 
     return count
+
+
+def audit_meter() -> Callable[[], None]:
+    """Counts `switchyard_audit_dropped_total`, one at a time."""
+    return Counter("switchyard_audit_dropped", description="Audit records that could not be written.").inc  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().paren
 SECRET = "contract"
 PLACES = 3
 CHAT = "/v1/chat/completions"
+MESSAGES = "/v1/messages"
 
 SPECS = {
     "fake": EngineSpec("m", "fake", "", {"tokens": 2000, "tpot_s": 0.005, "context": 1024, "kv_places": 8}, {}, PLACES),
@@ -191,6 +192,27 @@ async def test_only_the_router_gets_in_and_only_to_the_api(engine: EngineProcess
     for path in ("/metrics", "/docs", "/sleep", "/invocations", "/v1/load_lora_adapter", "/openapi.json"):
         async with http.get(path) as answer:
             assert answer.status == 404
+
+
+MESSAGE_STOP = 'event: message_stop\ndata: {"type":"message_stop"}'
+
+
+async def test_messages_are_answered_in_anthropics_form_and_a_stream_ends_as_a_router_expects(
+    engine: EngineProcess, http: aiohttp.ClientSession
+) -> None:
+    async with http.post(MESSAGES, json=body(max_tokens=3)) as answer:
+        whole = await answer.json()
+    assert (whole["type"], whole["content"][0]["type"], whole["stop_reason"]) == ("message", "text", "max_tokens")
+    async with http.post(MESSAGES, json=body(max_tokens=3, stream=True)) as answer:
+        *parts, rest = (await answer.text()).split("\n\n")
+    assert (parts[-1], rest) == (MESSAGE_STOP, "")
+    sent = [json.loads(part.partition("\ndata: ")[2]) for part in parts]
+    assert (sent[0]["type"], sent[-2]["type"]) == ("message_start", "message_delta")
+    assert sent[-2]["usage"] == whole["usage"]
+    texts = [one["delta"]["text"] for one in sent if one.get("delta", {}).get("type") == "text_delta"]
+    assert "".join(texts) == whole["content"][0]["text"]
+    async with http.post(f"{MESSAGES}/count_tokens", json=body()) as answer:
+        assert (await answer.json())["input_tokens"] == whole["usage"]["input_tokens"]
 
 
 @pytest.mark.case(5)

@@ -29,6 +29,8 @@ MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().paren
 KEY, THERE, HERE = "sk-their-secret-4711", "org/smol", "smol"
 CHAT = "/v1/chat/completions"
 START_S, LOOK_S = 120, 0.2
+# Of the server; the router is told more, so that it is the server that refuses.
+CONTEXT = 1024
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.real_engine]
 
 
@@ -38,7 +40,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     port = free_port()
     command = [sys.executable, "-m", BARE_MODULE, "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
     command += ["--model", str(MODELS_DIR / "smollm2-135m-instruct"), "--served-model-name", THERE]
-    command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "1024", "--max-num-seqs", "8"]
+    command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"]
     environment = {**os.environ, **vllm.host_environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("vllm") / "log"
     with log.open("wb") as output:
@@ -55,7 +57,7 @@ async def router(url: str, key: str, directory: Path) -> AsyncIterator[aiohttp.C
     """The router in front of it, over HTTP."""
     (directory / "key").write_text(key)
     external = {"urls": [url], "model": THERE, "api_key_file": str(directory / "key"), "health_every_s": LOOK_S}
-    model = {"id": HERE, "tier": "resident", "context": 1024, "external": external}
+    model = {"id": HERE, "tier": "resident", "context": 4 * CONTEXT, "external": external}
     config = Config.model_validate({"models": [model], "audit": {"sink": "none"}})
     server = uvicorn.Server(uvicorn.Config(RouterApp(config, {HERE: HERE}, NoPool(), "test"), port=free_port()))
     serving = asyncio.create_task(server.serve())
@@ -117,7 +119,8 @@ async def test_what_lies_beside_v1_and_what_does_not_fit_are_answered(http: aioh
     async with http.post("/tokenize", json={"model": HERE, "prompt": "hello"}) as tokens:
         assert tokens.status == 200, await tokens.text()
         assert (await tokens.json())["count"] >= 1
-    async with http.post(CHAT, json=body(max_tokens=1020)) as refused:
+    too_long = [{"role": "user", "content": "word " * (CONTEXT + 100)}]
+    async with http.post(CHAT, json={"model": HERE, "messages": too_long}) as refused:
         assert refused.status == 400
         assert (await refused.json())["error"]["code"] == "context_length_exceeded"
 

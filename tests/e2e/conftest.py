@@ -86,7 +86,7 @@ def fake_models() -> list[dict[str, Any]]:
             "max_ongoing_requests": 4,
             "queue": {"size": 0},
             "thinking": {"supported": True},
-            "fake": {"tpot_s": 0.01},
+            "fake": {"tpot_s": 0.01, "kv_places": 100},
         },
         {"id": "lazy-a", "tier": "lazy", "context": 4096, "idle_unload_s": 3, "fake": {"load_s": 1.5}},
         {"id": "lazy-b", "tier": "lazy", "context": 4096, "idle_unload_s": 3, "fake": {"load_s": 0.2}},

@@ -45,6 +45,14 @@ def leaning_to(*texts: str, likely: float = _SURE) -> dict[str, float]:
 
 # A thought of about ten tokens.
 ENDS_THE_THOUGHT: dict[str, Any] = {"top_k": -1, "top_p": 1, "logit_bias": leaning_to("</think>", likely=_LIKELY)}
+# A budget counts from `<think>`, which these weights would not say by themselves; here within some ten tokens.
+BEGINS_THE_THOUGHT: dict[str, Any] = {
+    "top_k": -1,
+    "top_p": 1,
+    "temperature": 1,
+    "seed": 1,
+    "logit_bias": leaning_to("<think>", likely=_LIKELY),
+}
 # Where a grammar admits any white space, random weights would write nothing else.
 COMPACT_CALL = leaning_to('{"', '"', "city", '"city', '":', ":", '"Oslo', "Oslo", '"}', "}", '"}}', "</tool_call>")
 NAMED = {"type": "function", "function": {"name": "get_weather"}}

@@ -144,12 +144,15 @@ def test_a_burst_of_leavers_leaves_nothing_in_flight(fake: Service) -> None:
         client = AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=0)
         calls = [asyncio.create_task(_say(client, "hot", "ttft_s=30", stream=index % 2 == 0)) for index in range(8)]
         await asyncio.to_thread(wait_until, lambda: fake.model("hot")["in_flight"] == 8, 10, "all are in flight")
+        # Each has a hundredth of its engine's; the fuller one is shown.
+        await asyncio.to_thread(wait_until, lambda: fake.model("hot")["kv_cache"] >= 0.04, 5, "they take KV cache")
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
     asyncio.run(leave())
     wait_until(lambda: fake.model("hot")["in_flight"] == 0, 5, "nothing is in flight")
+    wait_until(lambda: fake.model("hot")["kv_cache"] == 0, 5, "and none takes KV cache")
     assert fake.request(CHAT, {"messages": _messages("hi")})[0] == 200
 
 

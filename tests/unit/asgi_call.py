@@ -112,6 +112,28 @@ class Call:
         return dict(fields)
 
     @property
+    def anthropic_error(self) -> dict[str, Any]:
+        """The error in Anthropic's shape; fails where it has another one."""
+        said = self.json
+        assert (set(said), said["type"], set(said["error"])) == ({"type", "error"}, "error", {"type", "message"})
+        assert isinstance(said["error"]["message"], str)
+        assert isinstance(said["error"]["type"], str)
+        return dict(said["error"])
+
+    @property
+    def named_events(self) -> list[dict[str, Any]]:
+        """The data of every SSE event of Anthropic's API, whose name stands before it and in it."""
+        text = self.body.decode()
+        assert text.endswith("\n\n")
+        blocks = [block for block in text.removesuffix("\n\n").split("\n\n") if not block.startswith(":")]
+        events = []
+        for block in blocks:
+            name, _, data = block.partition("\ndata: ")
+            events.append(orjson.loads(data))
+            assert name == f"event: {events[-1]['type']}"
+        return events
+
+    @property
     def events(self) -> list[bytes]:
         """The data of every SSE event, read as a client does: any broken framing or text fails here."""
         text = self.body.decode()

@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from redis import Redis
 from redis.exceptions import ConnectionError
@@ -14,17 +15,19 @@ _START_S = 10.0
 
 
 class RedisServer:
-    """Keeps nothing on disk: killed, it has forgotten everything."""
+    """Keeps nothing on disk: killed, it has forgotten everything. With a directory it keeps all that it confirmed."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = int(probe.getsockname()[1])
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        keeps = ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(directory)]
+        self._keeping = keeps if directory else ["--save", "", "--dir", "/tmp"]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        command = [REDIS_SERVER_PATH, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", "/tmp"]
+        command = [REDIS_SERVER_PATH, "--port", str(self.port), "--bind", "127.0.0.1", *self._keeping]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + _START_S
         while True:
@@ -55,8 +58,10 @@ class RedisServer:
 
 
 @contextmanager
-def redis_server() -> Iterator[RedisServer]:
-    server = RedisServer()
+def redis_server(directory: Path | None = None) -> Iterator[RedisServer]:
+    if directory:
+        directory.mkdir(exist_ok=True)
+    server = RedisServer(directory)
     server.start()
     try:
         yield server

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,15 @@ from typing import Any
 import pytest
 from asgi_call import Call
 from front import Places, audited, body, by, event, front, key, until, usage_event
+from hypothesis import given
+from hypothesis import strategies as st
 from scripted_upstream import DONE, answer, hang_up, silent, stream
 from typer.testing import CliRunner
 
 from serve_app.cli import app as cli
 from serve_app.service_schema import AuditSettings
 from serve_app.telemetry.audit import Audit, read_records, since_of, usage
+from serve_app.telemetry.audit_files import Closed, surplus
 
 PROMPT = "my-private-words"
 OK = answer(
@@ -193,30 +196,31 @@ def settings(directory: Path | str, **more: Any) -> AuditSettings:
     return AuditSettings(sink="file", directory=str(directory), **more)
 
 
-def on_full_disk(directory: Path) -> Audit:
-    """An audit whose file is /dev/full, which takes bytes and says at the flush that there is no space."""
-    audit = Audit(settings(directory)).start()
+def on_full_disk(directory: Path, **more: Any) -> Audit:
+    """An audit whose file is /dev/full, where there is no space."""
+    audit = Audit(settings(directory), **more).start()
     assert audit._listener
     handler: Any = audit._listener.handlers[0]
-    handler.baseFilename = "/dev/full"
+    handler.path = Path("/dev/full")
     return audit
 
 
 def test_full_disk_drops_and_counts_and_nobody_waits(tmp_path: Path) -> None:
-    audit = on_full_disk(tmp_path)
+    lost: list[None] = []
+    audit = on_full_disk(tmp_path, lost=lambda: lost.append(None))
     began = time.monotonic()
     for number in range(1000):
         audit.write({"at": 1.0, "request": str(number)})
     assert time.monotonic() - began < 0.5
     audit.close()
-    assert audit.dropped == 1000
+    assert audit.dropped == len(lost) == 1000
 
 
 async def test_full_disk_fails_no_request(tmp_path: Path) -> None:
     async with front(OK, **audited(tmp_path)) as (app, _):
         assert app._audit._listener
         handler: Any = app._audit._listener.handlers[0]
-        handler.baseFilename = "/dev/full"
+        handler.path = Path("/dev/full")
         assert [(await Call(app, body()).done()).status for _ in range(3)] == [200] * 3
         await until(lambda: app._audit.dropped == 3)
 
@@ -230,7 +234,7 @@ def test_what_was_counted_as_lost_does_not_come_later_in_pieces(tmp_path: Path) 
     while audit.dropped < 300 and time.monotonic() < deadline:
         os.sched_yield()
     handler: Any = audit._listener.handlers[0]
-    handler.baseFilename = str(tmp_path / "audit-free-again.jsonl")
+    handler.path = tmp_path / "audit-free-again.jsonl"
     audit.write({"at": 999.0})
     audit.close()
     assert (audit.dropped, (tmp_path / "audit-free-again.jsonl").read_text()) == (300, '{"at":999.0}\n')
@@ -310,6 +314,131 @@ def test_two_audits_of_one_process_do_not_rotate_each_others_files(tmp_path: Pat
     assert sorted(record["at"] for record in read_records(tmp_path)) == [float(number) for number in range(200)]
     for path in tmp_path.iterdir():
         assert len({json.loads(line)["at"] % 2 for line in path.read_text().splitlines()}) == 1
+
+
+def test_files_of_ended_processes_go_when_the_directory_has_too_much(tmp_path: Path) -> None:
+    for number in range(6):
+        old = tmp_path / f"audit-gone-{number}.jsonl"
+        old.write_text(json.dumps({"at": float(number), "request": "x" * 1000}) + "\n")
+        os.utime(old, (number, number))
+    (tmp_path / "notes.txt").write_text("x" * 9000)
+    audit = Audit(settings(tmp_path, max_bytes=1100, keep=3)).start()
+    audit.write({"at": 10.0})
+    audit.close()
+    assert sorted(record["at"] for record in read_records(tmp_path)) == [3.0, 4.0, 5.0, 10.0]
+    assert (tmp_path / "notes.txt").exists()
+
+
+_WRITER = """
+import sys
+from serve_app.service_schema import AuditSettings
+from serve_app.telemetry.audit import Audit
+audit = Audit(AuditSettings(sink="file", directory=sys.argv[1], max_bytes=4096, keep=20)).start()
+audit.write({"at": float(sys.argv[2]), "first": True, "request": "x"})
+for line in sys.stdin:
+    for number in range(int(line)):
+        audit.write({"at": float(sys.argv[2]), "request": "x" * 200})
+    while not audit._queue.empty():
+        pass
+    print("written", flush=True)
+audit.close()
+assert not audit.dropped
+"""
+
+
+def test_processes_that_share_a_directory_keep_it_within_bounds_and_remove_nothing_in_use(tmp_path: Path) -> None:
+    """The third only looks on: its file is the oldest and stays, since it goes on writing there."""
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", _WRITER, str(tmp_path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(3)
+    ]
+
+    def have_written(numbers: Iterable[int], count: int) -> None:
+        for number in numbers:
+            pipe = writers[number].stdin
+            assert pipe
+            pipe.write(f"{count}\n")
+            pipe.flush()
+        for number in numbers:
+            out = writers[number].stdout
+            assert out
+            assert out.readline() == "written\n"
+
+    have_written([2], 0)
+    for path in tmp_path.iterdir():
+        os.utime(path, (1, 1))
+    have_written([0, 1], 1000)  # 440 kB, in files of 4 kB
+    files = [path.stat().st_size for path in tmp_path.iterdir()]
+    # What is closed, and what each of them writes at the moment.
+    assert 15 * 4096 < sum(files) <= 23 * 4096
+    have_written([2], 5)
+    for writer in writers:
+        writer.communicate(timeout=20)
+    assert [writer.returncode for writer in writers] == [0, 0, 0]
+    assert len([record for record in read_records(tmp_path) if record["at"] == 2.0]) == 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 50))), st.integers(0, 200), st.integers(1, 20))
+def test_the_oldest_files_go_and_no_more_than_must(
+    files: list[tuple[int, int]], most_bytes: int, most_files: int
+) -> None:
+    closed = [Closed(float(at), f"{number:03}", size) for number, (at, size) in enumerate(files)]
+    gone = surplus(closed, most_bytes, most_files)
+    ordered = sorted(closed, key=lambda file: (file.at, file.name))
+    left = ordered[len(gone) :]
+    assert gone == [file.name for file in ordered[: len(gone)]]
+    assert sum(file.size for file in left) <= most_bytes or not left
+    assert len(left) <= most_files
+    if gone:
+        more = ordered[len(gone) - 1 :]
+        assert sum(file.size for file in more) > most_bytes or len(more) > most_files
+
+
+_SHORT_OF_SPACE = """
+import resource, sys
+from serve_app.service_schema import AuditSettings
+from serve_app.telemetry.audit import Audit
+
+def may_take(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+def wait(condition):
+    while not condition():
+        pass
+
+audit = Audit(AuditSettings(sink="file", directory=sys.argv[1])).start()
+may_take(100)  # the kernel takes what fits, and says at the next call that there is no more room
+for number in range(3):
+    audit.write({"at": float(number), "request": "x" * 40})
+wait(lambda: audit.dropped == 2)
+may_take(resource.RLIM_INFINITY)
+audit.write({"at": 3.0})
+audit.close()
+"""
+
+
+def test_record_that_a_full_disk_took_in_part_does_not_spoil_the_next_one(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", _SHORT_OF_SPACE, str(tmp_path)], check=True, timeout=60)
+    assert [record["at"] for record in read_records(tmp_path)] == [0.0, 3.0]
+    assert all(json.loads(line) for path in tmp_path.iterdir() for line in path.read_text().splitlines())
+
+
+def test_file_that_somebody_removed_is_begun_anew(tmp_path: Path) -> None:
+    audit = Audit(settings(tmp_path)).start()
+    audit.write({"at": 1.0})
+    deadline = time.monotonic() + 5
+    while not list(read_records(tmp_path)) and time.monotonic() < deadline:
+        os.sched_yield()
+    for path in tmp_path.iterdir():
+        path.unlink()
+    audit.write({"at": 2.0})
+    audit.close()
+    assert [record["at"] for record in read_records(tmp_path)] == [2.0]
 
 
 def test_sink_none_writes_nothing(tmp_path: Path) -> None:
@@ -447,16 +576,13 @@ def test_faulty_lines_and_old_records_are_skipped(tmp_path: Path) -> None:
     assert [found["at"] for found in read_records(tmp_path, 10)] == [50, 70]
 
 
-def test_file_that_is_rotated_while_it_is_read_is_read_once(tmp_path: Path) -> None:
-    for name, at in (("audit-x-1.jsonl", 3), ("audit-x-1.jsonl.1", 2), ("audit-x-1.jsonl.2", 1)):
-        (tmp_path / name).write_text(f'{{"at": {at}}}\n')
+def test_file_that_is_removed_while_the_others_are_read_is_passed_over(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"audit-x-{number}.jsonl").write_text(f'{{"at": {number}}}\n')
     reading = read_records(tmp_path)
-    found = [next(reading)["at"]]
-    for old in (2, 1):
-        (tmp_path / f"audit-x-1.jsonl.{old}").rename(tmp_path / f"audit-x-1.jsonl.{old + 1}")
-    (tmp_path / "audit-x-1.jsonl").rename(tmp_path / "audit-x-1.jsonl.1")
-    found += [each["at"] for each in reading]
-    assert sorted(found) == [1, 2, 3]
+    assert next(reading)["at"] == 0
+    (tmp_path / "audit-x-1.jsonl").unlink()
+    assert [each["at"] for each in reading] == [2]
 
 
 def command(*args: str) -> Any:

@@ -367,6 +367,21 @@ async def test_a_redis_that_is_lost_while_the_engine_answers_is_said() -> None:
             assert (call.status, call.headers[HEADER]) == (200, "unavailable")
 
 
+async def test_a_stream_whose_turn_could_not_be_kept_says_so_before_its_end() -> None:
+    """Its headers were sent when Redis was still there."""
+    with redis_server() as server:
+
+        async def kills(writer: asyncio.StreamWriter) -> None:
+            server.kill()
+            await stream(event("x"), finish(), DONE)(writer)
+
+        async with behind(kills, redis_url=server.url) as (app, _):
+            call = await say(app, user("hi"), stream=True)
+            assert (call.status, call.headers[HEADER]) == (200, "new")
+            assert b": x-router-conversation: unavailable\n\n" in call.body
+            assert call.body.index(b": x-router") < call.body.index(DONE)
+
+
 async def test_two_routers_continue_each_others_conversations() -> None:
     with redis_server() as server:
         async with behind(redis_url=server.url) as (one, _), behind(redis_url=server.url) as (two, upstream):

@@ -118,6 +118,7 @@ PLAIN_BODIES: dict[Endpoint, dict[str, Any]] = {
         "return_token_strs": None,
     },
     "detokenize": {"tokens": [0, 2**63 - 1]},
+    "count_tokens": {"messages": [{"role": "user", "content": "a"}], "system": "b"},
     "score": {"text_1": {"content": [{"type": "text", "text": "a"}]}, "text_2": ["b", None]},
     "rerank": {"query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
 }
@@ -149,6 +150,8 @@ def test_what_generates_nothing_is_held_to_the_form_of_all(
     [
         ("chat", "chat"),
         ("responses", "chat"),
+        ("messages", "chat"),
+        ("count_tokens", "chat"),
         ("embeddings", "embeddings"),
         ("score", "score"),
         ("rerank", "score"),
@@ -157,7 +160,7 @@ def test_what_generates_nothing_is_held_to_the_form_of_all(
     ],
 )
 def test_each_endpoint_names_the_ability_that_it_needs(endpoint: Endpoint, ability: str | None) -> None:
-    body = chat(input="hi", tokens=[1], prompt="hi")
+    body = chat(input="hi", tokens=[1], prompt="hi", max_tokens=1)
     assert read_facts(body, endpoint).ability == ability
 
 

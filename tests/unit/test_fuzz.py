@@ -25,8 +25,9 @@ from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 
 REQUESTS = 20_000
-STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-PLAIN = ("/v1/embeddings", "/tokenize", "/detokenize", "/v1/score", "/v1/rerank")
+MESSAGES = "/v1/messages"
+STREAMING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES)
+PLAIN = ("/v1/messages/count_tokens", "/v1/embeddings", "/tokenize", "/detokenize", "/v1/score", "/v1/rerank")
 PATHS = (*STREAMING, *PLAIN, "/v1/router/preview")
 # Of the examples, how many are well-formed JSON objects; the rest is bytes, and paths with methods.
 OBJECTS, BYTES, TARGETS = 0.7, 0.15, 0.15
@@ -34,6 +35,8 @@ OBJECTS, BYTES, TARGETS = 0.7, 0.15, 0.15
 KEY, MARK = "sk-zebra-4711", "zebra"
 STATUSES = {200, 202, 400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 503, 504}
 TYPES = {"invalid_request_error", "authentication_error", "permission_error", "rate_limit_error", "server_error"}
+# Anthropic's own.
+TYPES |= {"not_found_error", "request_too_large", "overloaded_error", "timeout_error", "api_error"}
 
 
 def config() -> Config:
@@ -80,7 +83,10 @@ urls = st.sampled_from(
 part = st.one_of(
     st.fixed_dictionaries({"type": st.just("text"), "text": words}),
     st.fixed_dictionaries({"type": st.just("image_url"), "image_url": st.fixed_dictionaries({"url": urls}) | urls}),
-    st.fixed_dictionaries({"type": st.sampled_from(["input_audio", "video_url", "file", MARK])}),
+    st.fixed_dictionaries({"type": st.sampled_from(["input_audio", "video_url", "file", "image", "document", MARK])}),
+    st.fixed_dictionaries({"type": st.just("tool_use"), "id": words, "name": words, "input": junk}),
+    st.fixed_dictionaries({"type": st.just("tool_result"), "tool_use_id": words, "content": junk}),
+    st.fixed_dictionaries({"type": st.just("thinking"), "thinking": words}),
     junk,
 )
 call = st.fixed_dictionaries(
@@ -112,6 +118,7 @@ tool = st.one_of(
             "function": st.fixed_dictionaries({"name": words}, optional={"parameters": schema, "strict": junk}),
         }
     ),
+    st.fixed_dictionaries({"name": words, "input_schema": schema}, optional={"description": junk}),
     junk,
 )
 NAMES = ["auto", "auto:think", "auto:fast", "org/hot:1b", "nick", "nick:think", "cold", "seer"]
@@ -140,6 +147,10 @@ SANE: dict[str, st.SearchStrategy[Any]] = {
     "user": words,
     "store": st.booleans(),
     "instructions": words,
+    "system": words | st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": words}), max_size=2),
+    "stop_sequences": st.lists(words.map(lambda text: text[:200]), max_size=3),
+    "thinking": st.sampled_from([{"type": "disabled"}, {"type": "adaptive"}, {"type": "enabled", "budget_tokens": 64}]),
+    "output_config": st.fixed_dictionaries({}, optional={"effort": st.sampled_from(["low", "max"]), "format": junk}),
     "max_output_tokens": st.integers(16, 100),
     "metadata": junk,
     "priority": st.integers(0, 3),
@@ -183,6 +194,8 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     messages = draw(st.lists(message, min_size=1, max_size=3))
     body: dict[str, Any] = {"messages": messages, "prompt": MARK, "input": draw(words | st.just(messages))}
     body |= {"tokens": [1, 2], "text_1": MARK, "text_2": [MARK], "query": MARK, "documents": [MARK]}
+    if draw(st.booleans()):
+        body["max_tokens"] = 9  # which one of the APIs needs
     for name in draw(st.lists(st.sampled_from(list(SANE)), max_size=5, unique=True)):
         body[name] = draw(SANE[name])
     for name in draw(st.lists(st.sampled_from(list(WILD)), max_size=2, unique=True)):
@@ -225,6 +238,15 @@ class Ask(Protocol):
     def __call__(self, path: str, method: str, body: bytes, headers: dict[str, str]) -> Call: ...
 
 
+MESSAGE = [
+    b'event: message_start\ndata: {"type":"message_start","message":{}}\n\n',
+    b'event: content_block_start\ndata: {"type":"content_block_start","index":0,"content_block":{"type":"text"}}\n\n',
+    b'event: content_block_stop\ndata: {"type":"content_block_stop","index":0}\n\n',
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"end_turn"}}\n\n',
+    b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+]
+
+
 @contextlib.asynccontextmanager
 async def service() -> AsyncIterator[RouterApp]:
     """Every model awake, on an engine that answers what it is asked for."""
@@ -233,6 +255,10 @@ async def service() -> AsyncIterator[RouterApp]:
         seen = upstream.seen.pop()
         streams = seen.path in STREAMING and seen.body.get("stream") is True
         whole = {"choices": [{"index": 0, "message": {"content": "ok"}, "finish_reason": "stop"}]}
+        if seen.path == MESSAGES:
+            whole = {"content": [{"type": "text", "text": "ok"}], "stop_reason": "end_turn"}
+            await (stream(*MESSAGE) if streams else answer(200, whole))(writer)
+            return
         await (stream(event("ok"), DONE) if streams else answer(200, whole))(writer)
 
     async with Upstream(script) as upstream:
@@ -276,12 +302,16 @@ def check(call: Call, headers: dict[str, str], path: str) -> None:
     assert call.headers["x-request-id"]
     if call.headers["content-type"].startswith("text/event-stream"):
         assert call.status == 200
+        if path == MESSAGES:
+            assert call.named_events[-1]["type"] == "message_stop"
+            return
         assert call.events
         # OpenAI ends streams of the Responses API with an event of their own.
         assert path == "/v1/responses" or call.events[-1] == b"[DONE]"
     elif call.status >= 400:
-        assert call.error["type"] in TYPES
-        assert call.error["message"]
+        error = call.anthropic_error if path.startswith(MESSAGES) else call.error
+        assert error["type"] in TYPES
+        assert error["message"]
         assert (call.status == 503) == ("retry-after" in call.headers)
     else:
         assert isinstance(call.json, dict)

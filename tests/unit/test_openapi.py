@@ -124,6 +124,13 @@ BODIES: dict[str, dict[str, Any]] = {
     "ChatRequest": {"messages": [{"role": "user", "content": "hi"}], "temperature": 0.5, "stop": ["a"], "seed": None},
     "CompletionRequest": {"prompt": "hi", "max_tokens": 3, "stop": "a", "n": None},
     "ResponseRequest": {"input": "hi", "instructions": "be brief", "temperature": None, "reasoning": {"effort": "low"}},
+    "MessagesRequest": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        "max_tokens": 3,
+        "thinking": {"type": "enabled", "budget_tokens": 1},
+        "stop_sequences": None,
+    },
+    "CountTokensRequest": {"messages": [{"role": "user", "content": "hi"}], "system": "be brief"},
     "EmbeddingRequest": {"input": ["hi"], "model": LAZY},
     "TokenizeRequest": {"messages": [{"role": "user", "content": "hi"}], "model": LAZY},
     "DetokenizeRequest": {"tokens": [1, 2], "model": None},

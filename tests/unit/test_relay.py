@@ -900,3 +900,17 @@ async def test_every_answer_has_a_request_id(pool: Pool, path: str, method: str)
         own = await Call(app, path=path, method=method, headers={"x-request-id": "job/42"}).done()
         assert own.headers["x-request-id"] == "job/42"
         assert (await Call(app, path=path, method=method).done()).headers["x-request-id"]
+
+
+async def test_fault_of_our_own_is_a_500_in_openais_shape_and_logged_without_a_word_of_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def breaks(*given: object) -> None:
+        raise RuntimeError(PROMPT)
+
+    async with behind(answer(200, {})) as (app, _):
+        monkeypatch.setattr(app._decider, "decide", breaks)
+        call = await Call(app, body()).done()
+    assert (call.status, call.error["code"]) == (500, "internal_error")
+    assert "RuntimeError" in caplog.text
+    assert PROMPT not in caplog.text + str(call.json)
