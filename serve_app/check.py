@@ -14,6 +14,9 @@ from serve_app.deployment_file import read_yaml
 from serve_app.known_models import native_context
 from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
+from serve_app.sizing.deployment import findings
+from serve_app.sizing.quantization import SizingError
+from serve_app.sizing.source import config_here
 
 IMPORT_PATH = "serve_app.app:build"
 # Of Serve's `http_options`, where a file says nothing.
@@ -48,6 +51,16 @@ def problems(path: Path) -> list[str]:
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found
+
+
+def warnings(path: Path) -> list[str]:
+    """What may be wrong with a deployment file that has no problems, likewise: it rests on estimates."""
+    config = read_file(path).config
+    return [
+        f"models[{index}].{problem}"
+        for index, model in enumerate(config.models)
+        for problem in _memory_problems(config, model, certain=False)
+    ]
 
 
 def _our_args(raw: Mapping[str, Any]) -> object:
@@ -86,7 +99,11 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
     from serve_app.app import POOL, ROUTER
 
     index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
-    names = [ROUTER, *map(deployment_name, config.residents), *([POOL] if config.lazy else [])]
+    names = [
+        ROUTER,
+        *(deployment_name(model) for model in config.residents if not model.external),
+        *([POOL] if config.lazy else []),
+    ]
     overrides = [
         (f"applications[{index}].deployments[{place}]", override)
         for place, override in enumerate(ours.get("deployments") or [])
@@ -100,7 +117,7 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
         if key not in AutoscalingConfig.model_fields
     ]
     return misplaced + [
-        f"{where}.name: there is no such deployment, but {', '.join(names)}"
+        f"{where}.name: there is no deployment {override.get('name')}; there are {', '.join(names)}"
         for where, override in overrides
         if override.get("name") not in names
     ]
@@ -149,7 +166,21 @@ def _model_problems(config: Config, model: Model) -> list[str]:
         f"engine.{key}: {message}" if key else f"engine: {message}"
         for key, message in argument_problems(spec.source, spec.args).items()
     ]
-    return found + _context_problems(spec.source, model) + _parallel_problems(config, model)
+    found += _context_problems(spec.source, model) + _parallel_problems(config, model)
+    # Not with arguments that vLLM refuses, nor where the share of the GPU is wrong already.
+    return found or _memory_problems(config, model, certain=True)
+
+
+def _memory_problems(config: Config, model: Model, *, certain: bool) -> list[str]:
+    """Where the model's dimensions are known on this machine."""
+    if model.fake or model.base:
+        return []
+    try:
+        files = config_here(model.path(config.models_dir))
+    except SizingError:
+        files = None
+    found = findings(config, model, files)
+    return [f"{each.key}: {each.message}" for each in found if each.certain is certain]
 
 
 def _adapter_problems(config: Config, model: Model) -> list[str]:

@@ -108,9 +108,11 @@ class Config(Strict):
                     f"{where}.memory_gb: {model.memory_gb:g} is more than the pool's {self.pool.memory_gb:g};"
                     " it could never load"
                 )
-            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1 or model.autoscaling):
+            own = model.resources != Resources() or model.replicas != 1 or model.autoscaling or model.gpu_memory_gb
+            if model.tier == "lazy" and own:
                 raise ValueError(
-                    f"{where}: resources, replicas and autoscaling of a lazy model are the pool's; remove them here"
+                    f"{where}: resources, gpu_memory_gb, replicas and autoscaling of a lazy model are the pool's;"
+                    " remove them here"
                 )
         real = [model.id for model in self.lazy if not model.fake and self.sleeps(model)]
         if not self.pool.resources.num_gpus and real:

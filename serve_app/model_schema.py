@@ -253,6 +253,9 @@ class Model(Strict):
         description='Load it at these times: cron expressions, e.g. "30 8 * * mon-fri". Lazy models only.',
     )
     resources: Resources = Field(Resources(), description="Resident models only; lazy ones use the pool's.")
+    gpu_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Size of one of its GPUs, for `check`; unset: by resources.accelerator_type. Resident only."
+    )
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
     autoscaling: ResidentAutoscaling | None = Field(None, description="Resident models only; instead of replicas.")
 
@@ -339,11 +342,11 @@ class Model(Strict):
 
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
-        return _found(self.source, models_dir)
+        return located(self.source, models_dir)
 
     def adapter_path(self, models_dir: str) -> str:
         """Where the engine finds the adapter, likewise."""
-        return _found(self.adapter, models_dir)
+        return located(self.adapter, models_dir)
 
 
 class Pool(Strict):
@@ -389,7 +392,8 @@ class Pool(Strict):
         return self
 
 
-def _found(source: str, models_dir: str) -> str:
+def located(source: str, models_dir: str) -> str:
+    """A path, or a directory below `models_dir` if there is one of that name, else the hub id as it is."""
     local = resolve_dir(models_dir) / source
     is_path = source.startswith(("/", "./", "../", "~")) or local.is_dir()
     return str(local.expanduser()) if is_path else source

@@ -1,4 +1,5 @@
-"""Autoscaling on a cluster of three fake GPU nodes: from zero, for distinct models, by load, and back to nothing."""
+"""On a cluster of three fake GPU nodes: autoscaling from zero, for distinct models, by load, and back to nothing;
+and a node that is drained before it goes."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ import dataclasses
 import http.client
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from tests.e2e.fake_cluster import FakeCluster, FakeNodes, Snapshot, fake_cluster
-from tests.e2e.service import Service, wait_until
+from tests.e2e.service import REPOSITORY, Service, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -232,3 +238,44 @@ def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_w
         wait_until(lambda: cluster.look().running[HOT] == 1, 20, "one replica")
         assert not any(answer.done() for answer in long)
         assert all(answer.result().whole for answer in long)
+
+
+def node_of_pool(cluster: FakeCluster) -> str:
+    """Ray's id of the node on which the only replica of the pool runs."""
+    (replica,) = (
+        process
+        for process in cluster.family()
+        if " ".join(process.cmdline()).startswith(f"ray::ServeReplica:switchyard:{POOL}")
+    )
+    raylet = replica.parent()
+    assert isinstance(raylet, psutil.Process)
+    found = re.search(r"--node_id=(\w+)", " ".join(raylet.cmdline()))
+    assert found
+    return found[1]
+
+
+def test_a_drained_node_finishes_its_streams_and_no_new_request_fails(service: Service, cluster: FakeCluster) -> None:
+    """As the preStop hook of a pod does it (ray-project/ray#41726)."""
+    stream(service, "lazy-a", 1)
+    wait_until(lambda: cluster.look().running.get(POOL) == 1, 30, "one replica of the pool")
+    node = node_of_pool(cluster)
+    with ThreadPoolExecutor() as threads:
+        long = threads.submit(stream, service, "lazy-a", 500)
+        wait_until(lambda: service.model("lazy-a")["in_flight"] == 1, 10, "the stream runs")
+        drain = subprocess.Popen(
+            [sys.executable, "-m", "serve_app", "drain", "--deadline-s", "60", "--node-id", node],
+            env={**os.environ, **cluster.environment},
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        answered = []
+        while drain.poll() is None:
+            answered.append(stream(service, "lazy-a", 10))
+        _, said = drain.communicate()
+        assert long.result().whole
+    assert (drain.returncode, said) == (0, "")
+    assert answered
+    assert all(answer.whole for answer in answered)
+    assert stream(service, "lazy-a", 10).whole
+    assert node_of_pool(cluster) != node

@@ -178,10 +178,11 @@ def test_resident_model_may_be_larger_than_the_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"resources": {"num_gpus": 1}}, {"replicas": 2}, {"autoscaling": {"max_replicas": 2}}]
+    "fields",
+    [{"resources": {"num_gpus": 1}}, {"replicas": 2}, {"autoscaling": {"max_replicas": 2}}, {"gpu_memory_gb": 24}],
 )
 def test_lazy_model_with_resources_of_its_own_is_refused(fields: dict[str, Any]) -> None:
-    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources, replicas and autoscaling")
+    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources, gpu_memory_gb, replicas and")
 
 
 def test_autoscaling_is_instead_of_a_number_of_replicas() -> None:
