@@ -48,7 +48,6 @@ def problems(path: Path) -> list[str]:
     except ConfigError as error:
         return str(error).splitlines()
     found += [*_door_problems(raw, config), *_override_problems(raw, config), *missing_for(config)]
-    found += _deployment_problems(raw, config)
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found
@@ -100,7 +99,11 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
     from serve_app.app import POOL, ROUTER
 
     index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
-    names = [ROUTER, *map(deployment_name, config.residents), *([POOL] if config.lazy else [])]
+    names = [
+        ROUTER,
+        *(deployment_name(model) for model in config.residents if not model.external),
+        *([POOL] if config.lazy else []),
+    ]
     overrides = [
         (f"applications[{index}].deployments[{place}]", override)
         for place, override in enumerate(ours.get("deployments") or [])
@@ -114,7 +117,7 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
         if key not in AutoscalingConfig.model_fields
     ]
     return misplaced + [
-        f"{where}.name: there is no such deployment, but {', '.join(names)}"
+        f"{where}.name: there is no deployment {override.get('name')}; there are {', '.join(names)}"
         for where, override in overrides
         if override.get("name") not in names
     ]
@@ -149,20 +152,6 @@ def _schemas_of(annotation: Any) -> list[type[BaseModel]]:
         return [annotation]
     inner = [schema for part in get_args(annotation) for schema in _schemas_of(part)]
     return inner if len(inner) == 1 else []
-
-
-def _deployment_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
-    """Serve finds a deployment that is not there only when it starts."""
-    residents = (deployment_name(model) for model in config.residents if not model.external)
-    known = ["Router", *residents, *(["LazyPool"] if config.lazy else [])]
-    return [
-        f"applications[{place}].deployments[{index}].name: there is no deployment {deployment.get('name')};"
-        f" there are {', '.join(known)}"
-        for place, application in enumerate(raw["applications"])
-        if application.get("import_path") == IMPORT_PATH
-        for index, deployment in enumerate(application.get("deployments") or [])
-        if deployment.get("name") not in known
-    ]
 
 
 def _model_problems(config: Config, model: Model) -> list[str]:

@@ -27,19 +27,13 @@ def share_problems(models: Sequence[Model], pool: Pool) -> Iterator[str]:
     lazy = [(where, model) for where, model in engines if model.tier == "lazy"]
     size, fraction = pool.gpu_memory_gb, pool.resources.num_gpus
     if size is None:
-        whole = [model.id for _, model in lazy if "gpu_memory_utilization" not in model.engine]
-        if fraction and whole and len(lazy) > 1:
-            yield (
-                f"pool.gpu_memory_gb: missing; without it {whole[0]} takes vLLM's own share of the GPU, nearly all,"
-                " and no other lazy model fits beside it"
-            )
         for where, model in lazy:
             yield from _fraction(where, model, fraction)
         return
     if 0 < fraction < 1 and pool.memory_gb > fraction * size * _ROUNDING:
         yield (
-            f"pool.memory_gb: {pool.memory_gb:g} is more than num_gpus: {fraction:g} of gpu_memory_gb: {size:g},"
-            f" which is {fraction * size:g}"
+            f"pool.memory_gb: {pool.memory_gb:g} is more than its share of the GPU: resources.num_gpus: {fraction:g}"
+            f" of gpu_memory_gb: {size:g}"
         )
     for where, model in lazy:
         share = model.engine.get("gpu_memory_utilization")

@@ -24,6 +24,8 @@ _DEEPEST = 256
 _RENDERED: dict[Endpoint, tuple[str, ...]] = {
     "chat": ("messages", "tools", "documents", "chat_template_kwargs"),
     "responses": ("input", "instructions", "tools", "chat_template_kwargs"),
+    "messages": ("messages", "system", "tools", "chat_template_kwargs"),
+    "count_tokens": ("messages", "system", "tools", "chat_template_kwargs"),
     "tokenize": ("messages", "tools", "chat_template_kwargs"),
 }
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 from serve_app.routing import messages
+from serve_app.routing.constraint_cost import check_cost
 from serve_app.routing.constraints import asks_for_form
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
 from serve_app.routing.message_form import check_message
@@ -230,6 +231,7 @@ def read_facts(
             raise bad_request(f"`{field}` {message}.", field)
     chat = _in_chat_words(body, endpoint)
     check_schemas(chat)
+    check_cost(chat)
     text, images = "", False
     match endpoint:
         case "chat" | "responses" | "messages":
