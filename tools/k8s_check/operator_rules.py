@@ -101,7 +101,7 @@ def _groups(document: Document) -> Iterator[Problem]:
 
 def _group_forms(document: Document) -> Iterator[Problem]:
     head = (*_CLUSTER, "headGroupSpec")
-    named = [(head, mapping(dig(document, *head)))]
+    named: list[tuple[tuple[str | int, ...], Mapping[str, Any]]] = [(head, mapping(dig(document, *head)))]
     named += [((*_CLUSTER, "workerGroupSpecs", index), group) for index, group in enumerate(groups(document))]
     for path, group in named:
         params = mapping(group.get("rayStartParams"))

@@ -145,9 +145,9 @@ def _fresh(group: Group) -> _Node:
     return _Node(group, group.cpus, [1.0] * group.gpus, dict(group.custom), set())
 
 
-def _unplaced(kinds: Sequence[Group], wanted: Sequence[Demand], counts: str) -> Demand | None:
+def _unplaced(kinds: Sequence[Group], wanted: Sequence[Demand], counts: str, nodes_at: str = "most") -> Demand | None:
     """First fit, the largest first: the first replica for which there is no room."""
-    nodes = [_fresh(group) for group in kinds for _ in range(group.most)]
+    nodes = [_fresh(group) for group in kinds for _ in range(getattr(group, nodes_at))]
     largest_first = sorted(wanted, key=lambda demand: (-demand.resources.num_gpus, -demand.resources.num_cpus))
     for demand in largest_first:
         for _ in range(getattr(demand, counts)):
@@ -189,6 +189,10 @@ def _counts(document: Document, kinds: Sequence[Group], wanted: Sequence[Demand]
         )
     if router.least < always:
         yield Problem(where, f"router.replicas: {router.least} for {always} nodes that are always there; one has none")
+    hot = [demand for demand in wanted if demand.name not in (ROUTER, POOL)]
+    if left := _unplaced(kinds, hot, "least", "least"):
+        groups_at = at(document, "spec", "rayClusterConfig", "workerGroupSpecs")
+        yield Problem(groups_at, f"minReplicas: {left.name} must always be there, and so must a node for it")
     for index, group in enumerate(kinds):
         if group.most > most:
             path = ("spec", "rayClusterConfig", "workerGroupSpecs", index, "maxReplicas")

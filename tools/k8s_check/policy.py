@@ -34,7 +34,7 @@ _SHORTEST_S = 15
 def pod_problems(documents: Sequence[Document]) -> list[Problem]:
     """Pods that have more power or less care than ours should."""
     pods = all_pods(documents)
-    found = []
+    found: list[Problem] = []
     for each in pods:
         found += _images(each)
         found += _privileges(each)
