@@ -1,0 +1,56 @@
+"""`user_config` over `args`: what it changes, and that what it cannot change is refused by its path."""
+
+import pytest
+
+from serve_app.config import ConfigError, parse_config
+from serve_app.live import with_live
+
+FAKE = {"context": 1024, "fake": {}}
+HOT = {"id": "hot", "tier": "resident", **FAKE}
+COLD = {"id": "cold", "tier": "lazy", **FAKE}
+ARGS = parse_config({"models": [HOT], "pool": {}, "router": {"hold_s": 7}}).model_dump()
+RULE = {"name": "poems", "when": {"any": ["poem"]}, "then": {"model": "cold"}}
+
+
+def test_nothing_live_is_the_configuration_of_args() -> None:
+    assert with_live(ARGS, {}) == with_live(ARGS, None) == parse_config(ARGS)
+
+
+def test_sections_are_merged_key_by_key() -> None:
+    config = with_live(ARGS, {"router": {"max_held": 3}})
+    assert (config.router.max_held, config.router.hold_s) == (3, 7)
+
+
+def test_a_lazy_model_comes_with_rules_and_keys_that_name_it() -> None:
+    key = {"id": "k", "sha256": "a" * 64, "models": ["cold"]}
+    config = with_live(ARGS, {"models": [COLD], "routing": {"rules": [RULE]}, "security": {"keys": [key]}})
+    assert [model.id for model in config.lazy] == ["cold"]
+
+
+def test_limits_of_a_resident_model_change_and_its_engine_stays() -> None:
+    before = parse_config(ARGS)
+    after = with_live(ARGS, {"models": [{"id": "hot", "queue": {"size": 2}, "max_prompt_tokens": 9}]})
+    assert after.residents[0].queue.size == 2
+    assert after.engine_spec(after.residents[0]) == before.engine_spec(before.residents[0])
+
+
+@pytest.mark.parametrize(
+    ("live", "said"),
+    [
+        ([], "user_config: must be a mapping"),
+        ({"pool": {}}, "user_config.pool: cannot change without a restart; it belongs into args"),
+        ({"router": {"port": 1}}, "user_config.router.port: cannot change without a restart; it belongs into args"),
+        ({"router": {"hold_s": -1}}, "user_config.router.hold_s: "),
+        ({"routing": {"rules": [RULE]}}, "user_config.routing.rules[0].then.model: cold"),
+        ({"models": {}}, "user_config.models: must be a list"),
+        ({"models": [{}]}, "user_config.models[0].id: missing"),
+        ({"models": [{**COLD, "context": 1}]}, "user_config.models[0].context: "),
+        ({"models": [COLD, COLD]}, "models: cold names more than one model"),
+        ({"models": [{"id": "hot", "context": 9}]}, "user_config.models[0].context: of a resident model"),
+        ({"models": [{**HOT, "id": "new"}]}, "user_config.models[0].tier: only lazy models can come"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(live: object, said: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        with_live(ARGS, live)
+    assert said in str(raised.value)
