@@ -44,7 +44,7 @@ LIVE_KEYS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-# Of a resident model that is in `args`. `engine` and `engine_env` have its engines started anew, one after the other.
+# Of a resident model that is in `args`. `engine`, `engine_env` and `fake` have its engines started anew, one by one.
 RESIDENT_KEYS = frozenset(
     {
         "id",
@@ -59,6 +59,7 @@ RESIDENT_KEYS = frozenset(
         "total_timeout_s",
         "engine",
         "engine_env",
+        "fake",
     }
 )
 _MODEL = re.compile(r"^models\[(\d+)\]")

@@ -14,8 +14,8 @@ from serve_app.config import Config, ConfigError
 from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
-from serve_app.model_schema import Model
 from serve_app.live import with_live
+from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, published
 from serve_app.residency.events import LazyModel, Limits, Order
@@ -138,7 +138,7 @@ class LazyPool:
     async def _retire(self, model_id: str) -> None:
         """Let a model go that is no longer configured: when every Router has heard, and its requests are done."""
         await asyncio.sleep(_ROUTERS_HEAR_S)
-        while not self._manager.forget(model_id):
+        while not self._manager.forget(model_id):  # noqa: ASYNC110 # rare and short
             await asyncio.sleep(_RETIRE_POLL_S)
         self._specs_of_retired.pop(model_id, None)
         _, port = self._ports.pop(model_id)
@@ -174,7 +174,7 @@ class LazyPool:
     async def _heard_of(self, model_id: str) -> bool:
         """Whether the model is configured here, or comes to be at once: a Router may have heard of it first."""
         deadline = time.monotonic() + _ROUTERS_HEAR_S
-        while not self._manager.knows(model_id) and time.monotonic() < deadline:
+        while not self._manager.knows(model_id) and time.monotonic() < deadline:  # noqa: ASYNC110 # short
             await asyncio.sleep(_HEAR_POLL_S)
         return self._manager.knows(model_id)
 

@@ -19,7 +19,6 @@ from serve_app import log
 from serve_app.config import Config, ConfigError, deployment_name
 from serve_app.live import with_live
 from serve_app.router.app import RouterApp
-from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
 from serve_app.router.live import LiveApp
 from serve_app.telemetry.ray_metrics import audit_meter, decision_meter

@@ -9,7 +9,7 @@ FAKE = {"context": 1024, "fake": {}}
 HOT = {"id": "hot", "tier": "resident", **FAKE}
 COLD = {"id": "cold", "tier": "lazy", **FAKE}
 ARGS = parse_config({"models": [HOT], "pool": {}, "router": {"hold_s": 7}}).model_dump()
-RULE = {"name": "poems", "when": {"any": ["poem"]}, "then": {"model": "cold"}}
+RULE = {"name": "poems", "when": {"text": ["poem"]}, "then": {"model": "cold"}}
 
 
 def test_nothing_live_is_the_configuration_of_args() -> None:
