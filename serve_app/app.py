@@ -37,8 +37,7 @@ def build(args: dict[str, Any]) -> Application:
     residents = {
         model.id: (deployment_name(model), _resident(config, model)) for model in config.residents if not model.external
     }
-    # An empty pool that is asked for waits for the lazy models of `user_config`.
-    pool = (POOL, _pool(config)) if config.lazy or "pool" in args else None
+    pool = (POOL, _pool(config)) if has_pool(args) else None
     router = serve.deployment(
         Router,
         name=ROUTER,
@@ -51,6 +50,11 @@ def build(args: dict[str, Any]) -> Application:
         health_check_period_s=5,
     )
     return router.bind(config.model_dump(), residents, pool)
+
+
+def has_pool(args: Any) -> bool:
+    """Whether the pool is deployed; one without models waits for the lazy ones of `user_config`."""
+    return "pool" in args or any(model.get("tier") == "lazy" for model in args["models"])
 
 
 def _resident(config: Config, model: Model) -> Application:

@@ -44,7 +44,9 @@ LIVE_KEYS: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-# Of a resident model that is in `args`. `engine`, `engine_env` and `fake` have its engines started anew, one by one.
+# These have the engines of a resident model started anew, one replica after the other.
+ENGINE_KEYS = frozenset({"engine", "engine_env", "fake"})
+# Of a resident model that is in `args`.
 RESIDENT_KEYS = frozenset(
     {
         "id",
@@ -57,9 +59,7 @@ RESIDENT_KEYS = frozenset(
         "ttft_timeout_s",
         "idle_timeout_s",
         "total_timeout_s",
-        "engine",
-        "engine_env",
-        "fake",
+        *ENGINE_KEYS,
     }
 )
 _MODEL = re.compile(r"^models\[(\d+)\]")

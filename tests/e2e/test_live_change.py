@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.e2e.service import Service, running, wait_until
+from tests.e2e.service import REPOSITORY, Service, running, wait_until
 
 pytestmark = pytest.mark.e2e
 CHAT = "/v1/chat/completions"
@@ -157,3 +161,17 @@ def test_live_changes_drop_no_request_and_restart_no_engine(service: Service) ->
         assert engines()["hot"] == first["hot"]
     assert load.failed == []
     assert load.answered > CLIENTS
+
+
+def test_status_shows_what_runs(service: Service) -> None:
+    command = [sys.executable, "-m", "serve_app", "status", "--url", service.base_url]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "SWITCHYARD_KEY": "steady-key"}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert "hot" in shown.stdout
+    found = json.loads(subprocess.check_output([*command, "--json"], env=environment, timeout=60))
+    assert {model["id"]: model["state"] for model in found["models"]}["hot"] == "awake"
+    refused = subprocess.run(
+        command, env={**environment, "SWITCHYARD_KEY": "no-key"}, capture_output=True, text=True, timeout=60
+    )
+    assert (refused.returncode, "401" in refused.stderr) == (1, True)

@@ -1,7 +1,12 @@
 """`user_config` over `args`: what it changes, and that what it cannot change is refused by its path."""
 
-import pytest
+from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from serve_app.check import problems, read_file
 from serve_app.config import ConfigError, parse_config
 from serve_app.live import with_live
 
@@ -54,3 +59,40 @@ def test_what_is_wrong_is_named_by_its_path(live: object, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         with_live(ARGS, live)
     assert said in str(raised.value)
+
+
+def write(tmp_path: Path, args: dict[str, Any], live: dict[str, object]) -> Path:
+    deployments = [{"name": name, "user_config": found} for name, found in live.items()]
+    application = {
+        "name": "switchyard",
+        "import_path": "serve_app.app:build",
+        "args": {"router": {"port": 8100}, **args},
+        "deployments": deployments,
+    }
+    file = tmp_path / "live.yaml"
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    return file
+
+
+def test_check_reads_what_applies_once_the_file_is_deployed(tmp_path: Path) -> None:
+    live = {"models": [COLD]}
+    file = write(tmp_path, {"models": [HOT], "pool": {}}, {"Router": live, "LazyPool": live})
+    assert problems(file) == []
+    assert [model.id for model in read_file(file).config.models] == ["hot", "cold"]
+
+
+@pytest.mark.parametrize(
+    ("live", "said"),
+    [
+        ({"Router": {"models": [COLD]}}, ".deployments: LazyPool has no user_config"),
+        ({"Router": {"models": [COLD]}, "LazyPool": {"models": []}}, ".deployments[1].user_config: is not that of"),
+        ({"LazyPool": {"models": [COLD]}}, ".deployments: Router has no user_config"),
+        ({"Router": {"models": [{"id": "hot", "fake": {}}]}}, ".deployments: Resident-hot has no user_config"),
+        ({"Router": {"router": {"hold_s": -1}}}, ".deployments[0].user_config.router.hold_s: "),
+    ],
+)
+def test_check_finds_deployments_that_would_go_their_own_way(
+    tmp_path: Path, live: dict[str, object], said: str
+) -> None:
+    (found,) = problems(write(tmp_path, {"models": [HOT], "pool": {}}, live))
+    assert found.startswith("applications[0]" + said)
