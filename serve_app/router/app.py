@@ -22,7 +22,7 @@ from serve_app import log
 from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config
-from serve_app.conversations.store import store_of
+from serve_app.conversations.store import Store, store_of
 from serve_app.errors import ApiError, model_not_found, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.router.admin import Admin
@@ -96,7 +96,7 @@ class RouterApp:
         self._took_over = before is not None
         self._background: list[asyncio.Task[None]] = []
         self._catalog = catalog_of(config)
-        self._relay = before._relay if before else Relay(config.router.connect_timeout_s)
+        self._relay: Relay = before._relay if before else Relay(config.router.connect_timeout_s)
         self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
         if before:
             self._lines |= {name: line for name, line in before._lines.items() if name in self._lines}
@@ -119,7 +119,7 @@ class RouterApp:
         self._open = 0
         policy = policy_of(self._catalog, config.routing)
         view = FleetView(self.fleet, self._catalog.models)
-        self._decider = (
+        self._decider: Decider = (
             before._decider.with_policy(policy, view)
             if before
             else Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
@@ -127,10 +127,10 @@ class RouterApp:
         explain = Explain(self._version)
         counts = DecisionCounts(meter)
         endpoint = config.telemetry.otlp_endpoint
-        tracing = self._tracing = before._tracing if before else Tracing(tracer_to(endpoint) if endpoint else None)
+        self._tracing: Tracing = before._tracing if before else Tracing(tracer_to(endpoint) if endpoint else None)
 
-        self._audit = before._audit if before else Audit(config.audit, config.audit.otlp_endpoint, lost)
-        self._rates = before._rates if before else Rates(config.security.redis_url)
+        self._audit: Audit = before._audit if before else Audit(config.audit, config.audit.otlp_endpoint, lost)
+        self._rates: Rates = before._rates if before else Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -141,14 +141,15 @@ class RouterApp:
                 self.fleet,
                 self._relay,
                 counts,
-                tracing,
+                self._tracing,
                 self._rates,
                 self._lines,
                 self._audit,
             )
 
         kept_before = before._store if before else None
-        self._store = kept_before or (store_of(config.conversations) if config.conversations.enabled else None)
+        opens = config.conversations.enabled and not kept_before
+        self._store: Store | None = store_of(config.conversations) if opens else kept_before
         limits = Limits(self._catalog, config.conversations, config.router)
         endpoints: dict[Endpoint, ASGIApp] = {endpoint: generate(endpoint) for endpoint in PATHS}
         endpoints["responses"] = Responses(endpoints["responses"], self._store, limits)

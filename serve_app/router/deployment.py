@@ -85,11 +85,12 @@ class Router:
                 refused=lambda: self._refused,
             )
 
+        self._front: LiveApp | None = None
+
         def new_front() -> LiveApp:
             self._front = LiveApp(partial(new_app, front_door=True))
             return self._front
 
-        self._front: LiveApp | None = None
         self._listener = Listener(self._config.router, new_front, identity)
         global _ingress_app
         _ingress_app = LiveApp(partial(new_app, front_door=False))
