@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from serve_app.engines.base import Engine, EngineError, Phase, StuckError
 from serve_app.residency import events
 from serve_app.residency.demand import PoolDemand
-from serve_app.residency.events import LazyModel, Limits, Order, Stage
+from serve_app.residency.events import LazyModel, Limits, Order, Stage, Transition
 from serve_app.residency.policy import Residency
 
 logger = logging.getLogger(__name__)
@@ -77,11 +77,15 @@ class ResidencyManager:
         new_engine: Callable[[str], Engine],
         *,
         sleep_levels: Mapping[str, int] | None = None,
+        went: Callable[[Transition], None] = lambda transition: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = Residency(models.values(), limits)
         self._new_engine = new_engine
         self._clock = clock
+        self._went = went
+        # The state of each model that was ever up, and since when.
+        self._states: dict[str, tuple[str, float]] = {}
         self._models = dict(models)
         self._sleep_levels = dict(sleep_levels or {})
         self._began: dict[str, float] = {}
@@ -164,6 +168,10 @@ class ResidencyManager:
         """Memory of all models that are not stopped."""
         return self._policy.used_bytes()
 
+    def used_host_bytes(self) -> int:
+        """Host memory of all models that are not stopped, as far as it is counted."""
+        return self._policy.used_host_bytes()
+
     def status(self) -> dict[str, ModelStatus]:
         """Every model that is more than configured: it is up, was up, or is waited for."""
         now = self._clock()
@@ -184,7 +192,7 @@ class ResidencyManager:
         if stage in (Stage.LOADING, Stage.WAKING):
             progress = min(0.99, (now - self._began.get(model, now)) / max(expected, 0.001))
         return ModelStatus(
-            state="failed" if failure and stage is Stage.STOPPED else stage.value,
+            state=self._state(model),
             progress=round(progress, 2),
             in_flight=engine.in_flight if engine else 0,
             kv_cache=engine.reported.kv_cache if engine else 0.0,
@@ -229,8 +237,23 @@ class ResidencyManager:
         return engine.in_flight + engine.served - self._served_before[model]
 
     def _take(self, event: events.Event) -> None:
-        for action in self._policy.handle(event, self._clock()):
+        actions = self._policy.handle(event, self._clock())
+        if not isinstance(event, events.Tick):
+            self._note(event.model)
+        for action in actions:
+            self._note(action.model)
             self._carry_out(action)
+
+    def _state(self, model: str) -> str:
+        stage = self._policy.stage(model)
+        return "failed" if stage is Stage.STOPPED and self._policy.failure(model) else stage.value
+
+    def _note(self, model: str) -> None:
+        """Tell of a transition, if there was one: an event and its actions name every model that they change."""
+        was, since = self._states.get(model, (Stage.STOPPED.value, self._clock()))
+        if (now := self._state(model)) != was:
+            self._states[model] = now, self._clock()
+            self._went(Transition(model, was, now, self._clock() - since))
 
     def _carry_out(self, action: events.Action) -> None:
         match action:

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -33,6 +33,7 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.dialect import dialect_of
+from serve_app.router.engine_metrics import EngineMetrics
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
@@ -53,9 +54,11 @@ from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
+from serve_app.telemetry import metric_table as table
 from serve_app.telemetry.audit import Audit
-from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
-from serve_app.telemetry.tracing import Tracing, tracer_to
+from serve_app.telemetry.meters import Meters
+from serve_app.telemetry.request_metrics import RouterMetrics
+from serve_app.telemetry.tracing import tracing_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,8 +72,7 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions;
-    `lost` is called for each audit record that could not be written.
+    `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does.
     """
 
     def __init__(
@@ -80,8 +82,7 @@ class RouterApp:
         pool: PoolCalls,
         identity: str,
         *,
-        meter: Meter = no_meter,
-        lost: Callable[[], None] = lambda: None,
+        metrics: RouterMetrics | None = None,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -105,11 +106,11 @@ class RouterApp:
         view = FleetView(self.fleet, self._catalog.models)
         self._decider = Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
         explain = Explain(policy_hash(config))
-        counts = DecisionCounts(meter)
-        endpoint = config.telemetry.otlp_endpoint
-        tracing = Tracing(tracer_to(endpoint) if endpoint else None)
-
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint, lost)
+        self._tracing = tracing_of(config.telemetry)
+        self._metrics = metrics
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint, metrics.lost if metrics else lambda: None)
+        if metrics:
+            metrics.watch(self._measure)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
@@ -120,11 +121,10 @@ class RouterApp:
                 explain,
                 self.fleet,
                 self._relay,
-                counts,
-                tracing,
+                self._tracing,
                 self._rates,
                 self._lines,
-                self._audit,
+                self._keep,
             )
 
         self._store = store_of(config.conversations) if config.conversations.enabled else None
@@ -148,6 +148,7 @@ class RouterApp:
         # Answered without a look at the table of routes, which costs as much as a decision.
         self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
         admin = Admin(self._catalog, self.fleet)
+        engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
         store = batch_store(config.batches)
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
@@ -162,6 +163,7 @@ class RouterApp:
                 *kept,
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
+                Route("/v1/router/metrics", engine_metrics.read),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/files", files.create, methods=["POST"]),
@@ -199,7 +201,7 @@ class RouterApp:
             if refusal := None if probe else self._refusal(scope):
                 own_id = request_id(Headers(scope=scope))
                 if generates:
-                    self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
+                    self._keep(refused_record(scope, own_id, refusal.status, refusal.code))
                 response = error_response(refusal, dialect_of(scope["path"]))
                 await response(scope, receive, _with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
@@ -233,7 +235,27 @@ class RouterApp:
                 )
         finally:
             if not recorded:
-                self._audit.write(refused_record(scope, own_id, status or 499, None))
+                self._keep(refused_record(scope, own_id, status or 499, None))
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """What became of a request: for the audit, and for the metrics."""
+        self._audit.write(record)
+        if self._metrics:
+            self._metrics.take(record)
+
+    def _measure(self, meters: Meters) -> None:
+        """How things are. In the thread of the metrics: it only reads."""
+        meters.gauge(table.OPEN, (), self._open)
+        meters.gauge(table.SHUNNED, (), len(self._relay.breaker.shunned(time.monotonic())))
+        for model in self._catalog.models.values():
+            if queued := len(self._lines[model.id]):
+                meters.gauge(table.QUEUED, (model.id,), queued)
+            if held := self.fleet.cold.waiting(model.id):
+                meters.gauge(table.HELD, (model.id,), held)
+            if model.external and self._front_door:
+                meters.gauge(table.EXTERNAL_UP, (model.id,), self.fleet.status(model).state == "awake")
+        if self._runner and self._front_door:
+            meters.gauge(table.BATCH_LEFT, (), self._runner.lines_left)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
@@ -260,6 +282,7 @@ class RouterApp:
                 await self._relay.close()
                 await self._rates.close()
                 await asyncio.to_thread(self._audit.close)
+                await asyncio.to_thread(self._tracing.close)
                 if self._store:
                     await self._store.close()
                 await send({"type": "lifespan.shutdown.complete"})
