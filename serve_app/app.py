@@ -21,8 +21,8 @@ from serve_app.scoring import missing_for
 
 # Control calls only (token bytes do not pass Serve): waits for loads are joined, so there are few.
 _MAX_CONTROL_CALLS = 1000
-_SHUTDOWN_MARGIN_S = 15.0
-POOL = "LazyPool"
+SHUTDOWN_MARGIN_S = 15.0
+ROUTER, POOL = "Router", "LazyPool"
 # With prompts that fill a quarter of it, so many contexts are sixteen requests.
 _CONTEXTS_IN_FLIGHT = 4
 
@@ -38,11 +38,11 @@ def build(args: dict[str, Any]) -> Application:
     pool = (POOL, _pool(config)) if config.lazy else None
     router = serve.deployment(
         Router,
-        name="Router",
+        name=ROUTER,
         num_replicas=config.router.replicas,
         ray_actor_options={"num_cpus": config.router.num_cpus},
         max_ongoing_requests=config.router.max_in_flight,
-        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=config.router.drain_s + SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
@@ -58,7 +58,7 @@ def _resident(config: Config, model: Model) -> Application:
         ray_actor_options=model.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
         request_router_config=_table(name),
-        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=config.router.drain_s + SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
@@ -75,7 +75,7 @@ def _pool(config: Config) -> Application:
         ray_actor_options=config.pool.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
         request_router_config=_table(POOL),
-        graceful_shutdown_timeout_s=config.router.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=config.router.drain_s + SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
-from serve_app.config import Config, ConfigError, parse_config, problems_of
+from serve_app.config import Config, ConfigError, deployment_name, parse_config, problems_of
+from serve_app.deployment_file import read_yaml
 from serve_app.known_models import native_context
 from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
+from serve_app.sizing.deployment import findings
+from serve_app.sizing.quantization import SizingError
+from serve_app.sizing.source import config_here
 
 IMPORT_PATH = "serve_app.app:build"
+# Of Serve's `http_options`, where a file says nothing.
+_SERVE_PORT = 8000
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class DeploymentFile:
 
 def read_file(path: Path) -> DeploymentFile:
     """Read and validate a file without looking at models or engines. Raises `ConfigError`."""
-    raw = _yaml(path)
+    raw = read_yaml(path)
     args = _our_args(raw)
     return DeploymentFile(path, raw, parse_config(args))
 
@@ -37,38 +42,32 @@ def read_file(path: Path) -> DeploymentFile:
 def problems(path: Path) -> list[str]:
     """Everything that is wrong with a deployment file, each with the path of the key; empty if nothing is."""
     try:
-        raw = _yaml(path)
+        raw = read_yaml(path)
         found = _schema_problems(raw)
         config = parse_config(_our_args(raw))
     except ConfigError as error:
         return str(error).splitlines()
-    found += missing_for(config)
+    found += [*_door_problems(raw, config), *_override_problems(raw, config), *missing_for(config)]
     for index, model in enumerate(config.models):
         found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
     return found
 
 
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except FileNotFoundError:
-        raise ConfigError("no such file") from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ConfigError(f"{where}not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError("not a mapping; see deployments/local.yaml for the form")
-    return raw
+def warnings(path: Path) -> list[str]:
+    """What may be wrong with a deployment file that has no problems, likewise: it rests on estimates."""
+    config = read_file(path).config
+    return [
+        f"models[{index}].{problem}"
+        for index, model in enumerate(config.models)
+        for problem in _memory_problems(config, model, certain=False)
+    ]
 
 
 def _our_args(raw: Mapping[str, Any]) -> object:
     applications = raw.get("applications")
     if not isinstance(applications, list) or not applications:
         raise ConfigError("applications: missing; it needs one with import_path: " + IMPORT_PATH)
-    ours = [app for app in applications if isinstance(app, dict) and app.get("import_path") == IMPORT_PATH]
+    ours = list(filter(_is_ours, applications))
     if len(ours) != 1:
         raise ConfigError(f"applications: needs exactly one with import_path: {IMPORT_PATH}, has {len(ours)}")
     return ours[0].get("args")
@@ -82,6 +81,50 @@ def _schema_problems(raw: dict[str, Any]) -> list[str]:
     except ValidationError as error:
         return problems_of(error)
     return _unknown_keys(ServeDeploySchema, raw, "")
+
+
+def _door_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
+    """Serve has a door of its own, on 8000 unless it is told otherwise."""
+    options = raw.get("http_options") or {}
+    port = options.get("port", _SERVE_PORT)
+    if port != config.router.port or raw.get("proxy_location") == "Disabled":
+        return []
+    return [f"http_options.port: {port} is router.port too; Serve's own ingress needs another one, such as 8001"]
+
+
+def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
+    """Serve passes over a deployment that the application does not have."""
+    from ray.serve.config import AutoscalingConfig
+
+    from serve_app.app import POOL, ROUTER
+
+    index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
+    names = [
+        ROUTER,
+        *(deployment_name(model) for model in config.residents if not model.external),
+        *([POOL] if config.lazy else []),
+    ]
+    overrides = [
+        (f"applications[{index}].deployments[{place}]", override)
+        for place, override in enumerate(ours.get("deployments") or [])
+        if isinstance(override, dict)
+    ]
+    # To Serve's schema it is any mapping, and what is unknown in it counts for nothing.
+    misplaced = [
+        f"{where}.autoscaling_config.{key}: no such key"
+        for where, override in overrides
+        for key in override.get("autoscaling_config") or ()
+        if key not in AutoscalingConfig.model_fields
+    ]
+    return misplaced + [
+        f"{where}.name: there is no deployment {override.get('name')}; there are {', '.join(names)}"
+        for where, override in overrides
+        if override.get("name") not in names
+    ]
+
+
+def _is_ours(app: object) -> bool:
+    return isinstance(app, dict) and app.get("import_path") == IMPORT_PATH
 
 
 def _unknown_keys(schema: type[BaseModel], raw: Mapping[str, Any], path: str) -> list[str]:
@@ -123,7 +166,21 @@ def _model_problems(config: Config, model: Model) -> list[str]:
         f"engine.{key}: {message}" if key else f"engine: {message}"
         for key, message in argument_problems(spec.source, spec.args).items()
     ]
-    return found + _context_problems(spec.source, model) + _parallel_problems(config, model)
+    found += _context_problems(spec.source, model) + _parallel_problems(config, model)
+    # Not with arguments that vLLM refuses, nor where the share of the GPU is wrong already.
+    return found or _memory_problems(config, model, certain=True)
+
+
+def _memory_problems(config: Config, model: Model, *, certain: bool) -> list[str]:
+    """Where the model's dimensions are known on this machine."""
+    if model.fake or model.base:
+        return []
+    try:
+        files = config_here(model.path(config.models_dir))
+    except SizingError:
+        files = None
+    found = findings(config, model, files)
+    return [f"{each.key}: {each.message}" for each in found if each.certain is certain]
 
 
 def _adapter_problems(config: Config, model: Model) -> list[str]:
@@ -153,10 +210,4 @@ def _parallel_problems(config: Config, model: Model) -> list[str]:
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]
-    share = model.engine.get("gpu_memory_utilization")
-    if 0 < resources.num_gpus < 1 and (share is None or share > resources.num_gpus):
-        return [
-            f"engine.gpu_memory_utilization: {share or 'missing'}; a replica with"
-            f" num_gpus: {resources.num_gpus:g} may take at most that share of its GPU"
-        ]
     return []

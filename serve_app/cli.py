@@ -10,8 +10,9 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from serve_app.check import problems, read_file
+from serve_app.check import problems, read_file, warnings
 from serve_app.config import ConfigError, problems_of
+from serve_app.deployment_file import line_of
 from serve_app.fetch import MODELS, FetchError, fetch, verify
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app.add_typer(key_app, name="key")
 
 _console = Console()
 _errors = Console(stderr=True, style="red", highlight=False, soft_wrap=True)
+_warnings = Console(stderr=True, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _fail(message: str) -> typer.Exit:
@@ -70,11 +72,86 @@ def check(
         found = problems(file)
         failed = failed or bool(found)
         for problem in found:
-            _errors.print(f"{file}: {problem}", markup=False)
+            line = line_of(file, problem)
+            _errors.print(f"{file}:{line}: {problem}" if line else f"{file}: {problem}", markup=False)
         if not found:
+            for warning in warnings(file):
+                _warnings.print(f"{file}: warning: {warning}", markup=False)
             _console.print(f"{file}: ok", highlight=False)
     if failed:
         raise typer.Exit(1)
+
+
+@app.command()
+def size(
+    model: Annotated[str, typer.Option(help="Hub id, directory with a config.json, or name below --models-dir.")],
+    gpu: Annotated[str, typer.Option(help="24GB, or a name such as L4, A100-80G, H100.")],
+    context: Annotated[int, typer.Option(help="Tokens of prompt and answer together.", min=16)] = 16384,
+    quantization: Annotated[str | None, typer.Option(help="none, fp8, awq, int8 or int4; else the files' own.")] = None,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto or fp8.")] = "auto",
+    tensor_parallel: Annotated[int, typer.Option(help="GPUs that one engine is divided over.", min=1, max=64)] = 1,
+    concurrency: Annotated[int, typer.Option(help="Full contexts that must fit at once.", min=1)] = 1,
+    utilization: Annotated[float, typer.Option(help="Share of the GPU for the engine.", min=0.01, max=1)] = 0.92,
+    max_num_seqs: Annotated[int | None, typer.Option(help="Requests in one step.", min=1)] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(help="Tokens in one step.", min=16)] = None,
+    models_dir: Annotated[str, typer.Option(help="Where model directories are.")] = ".models",
+    json_output: Annotated[bool, typer.Option("--json", help="For another program.")] = False,
+) -> None:
+    """Say what a model takes of a GPU, whether it fits, and which settings to use. Exit status 1: it does not fit."""
+    from serve_app.sizing import command
+    from serve_app.sizing.quantization import SizingError
+
+    try:
+        this = command.sized(
+            model, models_dir, gpu, context=context, quantization=quantization, kv_cache=kv_cache_dtype,
+            tensor_parallel=tensor_parallel, concurrency=concurrency, utilization=utilization,
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+        )  # fmt: skip
+    except SizingError as error:
+        raise _fail(str(error)) from None
+    typer.echo(command.text(this, as_json=json_output))
+    if not this.fit.fits:
+        raise typer.Exit(1)
+
+
+@app.command("quantize")
+def quantize_model(
+    model: Annotated[str, typer.Argument(help="Hub id, directory, or name below --models-dir; in 16 bits.")],
+    scheme: Annotated[
+        str, typer.Option(help="fp8 (no data needed), int8 (the same, for older cards), or awq (4 bits; needs a GPU).")
+    ],
+    out: Annotated[Path, typer.Option(help="A new directory.")],
+    calibration: Annotated[Path | None, typer.Option(help="For awq: prompts, one JSON object a line.")] = None,
+    samples: Annotated[int, typer.Option(help="Of the calibration file, at most.", min=1)] = 128,
+    models_dir: Annotated[str, typer.Option(help="Where model directories are.")] = ".models",
+) -> None:
+    """Make a smaller copy of a model by llm-compressor (extra `quantize`), and check that it still works."""
+    from serve_app.quantize import QuantizeError
+    from serve_app.quantize import command as make
+    from serve_app.sizing.quantization import SizingError
+
+    try:
+        typer.echo(make(model, models_dir, scheme, out, calibration, samples))
+    except (QuantizeError, SizingError) as error:
+        raise _fail(str(error)) from None
+
+
+@app.command()
+def drain(
+    deadline_s: Annotated[float, typer.Option(help="Seconds until the node is gone whatever runs.", min=1)],
+    head: Annotated[bool, typer.Option("--head", help="This is the head: stay while others drain.")] = False,
+    node_id: Annotated[str, typer.Option(help="Ray's id of the node, where several run on this machine.")] = "",
+) -> None:
+    """Move everything off this Ray node and wait until its streams have ended: for a pod's preStop hook."""
+    from serve_app.drain import DrainError, drain_head, drain_worker
+
+    try:
+        if head:
+            drain_head(deadline_s)
+        elif not drain_worker(deadline_s, node_id or None, _errors.print):
+            raise typer.Exit(1)
+    except DrainError as error:
+        raise _fail(str(error)) from None
 
 
 @app.command()

@@ -17,6 +17,7 @@ from cronsim import CronSim, CronSimError
 from pydantic import Field, ValidationError, model_validator
 
 from serve_app.engines.base import EngineSpec
+from serve_app.gpu_shares import share_problems
 from serve_app.model_schema import (
     Model,
     Pool,
@@ -32,6 +33,9 @@ from serve_app.service_schema import (
     Telemetry,
 )
 from serve_app.strict import Strict
+
+# What vLLM allows by itself.
+_VLLM_LOGPROBS = 20
 
 
 class ConfigError(ValueError):
@@ -107,9 +111,11 @@ class Config(Strict):
                     f"{where}.memory_gb: {model.memory_gb:g} is more than the pool's {self.pool.memory_gb:g};"
                     " it could never load"
                 )
-            if model.tier == "lazy" and (model.resources != Resources() or model.replicas != 1 or model.autoscaling):
+            own = model.resources != Resources() or model.replicas != 1 or model.autoscaling or model.gpu_memory_gb
+            if model.tier == "lazy" and own:
                 raise ValueError(
-                    f"{where}: resources, replicas and autoscaling of a lazy model are the pool's; remove them here"
+                    f"{where}: resources, gpu_memory_gb, replicas and autoscaling of a lazy model are the pool's;"
+                    " remove them here"
                 )
         real = [model.id for model in self.lazy if not model.fake and self.sleeps(model)]
         if not self.pool.resources.num_gpus and real:
@@ -123,6 +129,8 @@ class Config(Strict):
         size = self.pool.gpu_memory_gb
         if size and self.pool.memory_gb > size:
             raise ValueError(f"pool.memory_gb: {self.pool.memory_gb:g} is more than pool.gpu_memory_gb: {size:g}")
+        if problem := next(share_problems(self.models, self.pool), None):
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -228,6 +236,8 @@ class Config(Strict):
                 ]
             if model.tier == "lazy" and self.sleeps(model):
                 args["enable_sleep_mode"] = True
+            if model.max_logprobs > _VLLM_LOGPROBS:
+                args.setdefault("max_logprobs", model.max_logprobs)
             if "tools" in model.abilities:
                 args.setdefault("enable_auto_tool_choice", True)
             if model.tier == "lazy" and self.pool.gpu_memory_gb and "gpu_memory_utilization" not in args:
@@ -242,6 +252,7 @@ class Config(Strict):
             load_timeout_s=model.load_timeout_s,
             steer_timeout_s=model.sleep.timeout_s,
             kv_cache_limit=model.kv_cache_limit,
+            stall_timeout_s=model.stall_timeout_s,
         )
 
     def _tracing_env(self) -> dict[str, str]:

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from serve_app.engine_arguments import refused_arguments
 from serve_app.external_schema import External
-from serve_app.strict import Strict
+from serve_app.strict import VARIABLE, Strict
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -111,6 +111,7 @@ class FakeScript(Strict):
     fail_at: int = -1
     die_at: int = -1
     stall_at: int = -1
+    wedge_at: int = -1
     cut: int = 0
 
 
@@ -189,6 +190,11 @@ class Model(Strict):
         None, description="Id of the model whose engine runs this one: it is a LoRA adapter, and takes no engine."
     )
     adapter: str = Field("", description="The adapter's directory (relative: below models_dir) or hub id.")
+    control_tokens: Literal["neutralise", "refuse", "pass"] = Field(
+        "neutralise",
+        description="What becomes of a chat template's markers in the text of a chat, e.g. `<|im_end|>`: broken in two"
+        " by a space, refused with 400, or left to be read as what they say.",
+    )
     priority: int = Field(0, description="Higher stays longer when lazy models compete for memory.")
     memory_gb: Annotated[float, Field(gt=0)] = Field(
         1.0,
@@ -209,11 +215,19 @@ class Model(Strict):
     max_answer_tokens: Annotated[int, Field(ge=1)] | None = Field(
         None, description="A larger max_tokens is refused with 400, and one that is not given is this."
     )
+    max_logprobs: Annotated[int, Field(ge=0)] = Field(
+        20,
+        description="More alternatives for a token (top_logprobs, prompt_logprobs) are refused with 400: for each"
+        " token of a long prompt they take gigabytes.",
+    )
     ttft_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
         600, description="From the request to its first token (or the whole answer of one that does not stream)."
     )
     idle_timeout_s: Annotated[float, Field(gt=0)] | None = Field(120, description="Between two tokens of a stream.")
     total_timeout_s: Annotated[float, Field(gt=0)] | None = Field(None, description="For the whole answer.")
+    stall_timeout_s: Annotated[float, Field(gt=0)] | None = Field(
+        300, description="An engine that has requests and takes no step for so long hangs, and is started again."
+    )
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine arguments, underscored.")
     engine_env: dict[str, str] = Field(default_factory=dict, description="Environment of the engine process.")
     trust_remote_code: bool = Field(False, description="Run Python code that comes with the model's files.")
@@ -239,8 +253,19 @@ class Model(Strict):
         description='Load it at these times: cron expressions, e.g. "30 8 * * mon-fri". Lazy models only.',
     )
     resources: Resources = Field(Resources(), description="Resident models only; lazy ones use the pool's.")
+    gpu_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="Size of one of its GPUs, for `check`; unset: by resources.accelerator_type. Resident only."
+    )
     replicas: Annotated[int, Field(ge=1)] = Field(1, description="Resident models only.")
     autoscaling: ResidentAutoscaling | None = Field(None, description="Resident models only; instead of replicas.")
+
+    @field_validator("engine", "engine_env")
+    @classmethod
+    def _filled_in(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for key, given in value.items():
+            if isinstance(given, str) and (found := VARIABLE.search(given)):
+                raise ValueError(f".{key}: {found[0]} stays as it is: nothing fills in variables here; write the value")
+        return value
 
     @field_validator("id", "aliases")
     @classmethod
@@ -256,6 +281,12 @@ class Model(Strict):
     def _coherent(self) -> Self:
         if self.autoscaling and self.replicas != 1:
             raise ValueError("replicas: is decided by autoscaling; remove one of the two")
+        target = self.autoscaling.target_ongoing_requests if self.autoscaling else None
+        if target is not None and target >= self.max_ongoing_requests:
+            raise ValueError(
+                f"autoscaling.target_ongoing_requests: {target} must be less than max_ongoing_requests:"
+                f" {self.max_ongoing_requests}; a full replica would never ask for another one"
+            )
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base: a LoRA adapter has both base and adapter")
         if self.base:
@@ -311,11 +342,11 @@ class Model(Strict):
 
     def path(self, models_dir: str) -> str:
         """Where the engine finds the model: a directory below `models_dir` if there is one, else the hub id."""
-        return _found(self.source, models_dir)
+        return located(self.source, models_dir)
 
     def adapter_path(self, models_dir: str) -> str:
         """Where the engine finds the adapter, likewise."""
-        return _found(self.adapter, models_dir)
+        return located(self.adapter, models_dir)
 
 
 class Pool(Strict):
@@ -361,7 +392,8 @@ class Pool(Strict):
         return self
 
 
-def _found(source: str, models_dir: str) -> str:
+def located(source: str, models_dir: str) -> str:
+    """A path, or a directory below `models_dir` if there is one of that name, else the hub id as it is."""
     local = resolve_dir(models_dir) / source
     is_path = source.startswith(("/", "./", "../", "~")) or local.is_dir()
     return str(local.expanduser()) if is_path else source

@@ -10,6 +10,18 @@ from pydantic import Field, field_validator, model_validator
 from serve_app.strict import Strict
 
 
+def _redis_url(value: str) -> str:
+    if value and not value.startswith(("redis://", "rediss://", "unix://")):
+        raise ValueError("must begin with redis://, rediss:// or unix://")
+    return value
+
+
+def _http_url(value: str) -> str:
+    if value and not value.startswith(("http://", "https://")):
+        raise ValueError("must begin with http:// or https://")
+    return value
+
+
 class Degrade(Strict):
     """What is given up before requests are refused. `load`: taken places over all places of the model's replicas."""
 
@@ -97,6 +109,14 @@ class Security(Strict):
         description="Origins whose web pages may call the API, e.g. https://chat.example.org; * for all.",
     )
 
+    hosts: list[Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]] = Field(
+        default_factory=list,
+        description="Public host names that a proxy in front passes on, e.g. llm.example.org. Asked only where there"
+        " are no keys and the router listens on the loopback address.",
+    )
+
+    _is_redis = field_validator("redis_url")(_redis_url)
+
     @model_validator(mode="after")
     def _distinct(self) -> Self:
         for field in ("id", "sha256"):
@@ -119,6 +139,8 @@ class AuditSettings(Strict):
     )
     queue: Annotated[int, Field(ge=1)] = Field(10_000, description="Records that may wait to be written; more drop.")
     otlp_endpoint: str = Field("", description="For sink otlp, e.g. http://host:4318/v1/logs.")
+
+    _is_http = field_validator("otlp_endpoint")(_http_url)
 
     @model_validator(mode="after")
     def _endpoint(self) -> Self:
@@ -154,6 +176,8 @@ class Telemetry(Strict):
         1.0, description="Part of the traces that are kept, of requests whose client has not chosen (`traceparent`)."
     )
 
+    _is_http = field_validator("otlp_endpoint")(_http_url)
+
 
 class Conversations(Strict):
     """History that the Router keeps for clients which name their conversation, and answers of `/v1/responses`."""
@@ -170,9 +194,4 @@ class Conversations(Strict):
         "", description="Keeps them in Redis: needed with more than one Router, and to outlive a restart."
     )
 
-    @field_validator("redis_url")
-    @classmethod
-    def _is_redis(cls, value: str) -> str:
-        if value and not value.startswith(("redis://", "rediss://", "unix://")):
-            raise ValueError("must begin with redis://, rediss:// or unix://")
-        return value
+    _is_redis = field_validator("redis_url")(_redis_url)

@@ -45,7 +45,7 @@ class EngineSpec:
     `args` are the engine's own arguments (for vLLM: the fields of its command line, underscored).
     `max_ongoing` is the exact number of requests in flight; the next one is refused with 503.
     `steer_timeout_s`: how long falling asleep, or waking, may take before the engine is ended.
-    `kv_cache_limit`: see `admission.kv_cache`; None: no limit.
+    `kv_cache_limit`: see `admission.kv_cache`; None: no limit. `stall_timeout_s`: see `stall`.
     """
 
     model_id: str
@@ -57,6 +57,7 @@ class EngineSpec:
     load_timeout_s: float = 900.0
     steer_timeout_s: float = 60.0
     kv_cache_limit: float | None = None
+    stall_timeout_s: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -160,6 +161,7 @@ class ServedApp:
     """What an engine runtime gives its host: the HTTP surface, and ways to know and to steer the engine.
 
     `sleep` takes the level; `wake` returns once a token was generated. `load` is called for each request.
+    `steps`: how many its scheduler has taken, None where it keeps no count; `probe` has it generate a token.
     """
 
     app: ASGIApp
@@ -168,6 +170,8 @@ class ServedApp:
     sleep: Callable[[int], Awaitable[None]]
     wake: Callable[[], Awaitable[None]]
     load: Callable[[], EngineLoad]
+    steps: Callable[[], int | None]
+    probe: Callable[[], Awaitable[None]]
 
 
 class Runtime(Protocol):

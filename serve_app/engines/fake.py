@@ -11,6 +11,7 @@ text `fake[field=value,...]` in its last message:
     text           the answer, one token a word             reasoning    text in the reasoning field
     kv_places      requests whose KV cache fits at once; the others wait in the engine (0: all fit)
     fail_at        raise at this token (0: before any)      die_at       end the process at this token
+    wedge_at       the engine hangs at this token, with all its requests
     stall_at       stop for ever at this token              cut          write SSE in pieces of this many bytes
 
 Every reply has the body that it got in `fake_request`, so that a test sees what reached the engine.
@@ -98,6 +99,8 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
         sleep=sleep,
         wake=wake,
         load=fake.scheduler.load,
+        steps=lambda: fake.scheduler.steps,
+        probe=fake.scheduler.step,
     )
     del ballast
 
@@ -117,6 +120,16 @@ class _Scheduler:
         self._places = places
         self._room = asyncio.Semaphore(places or 1 << 30)
         self._running = self._waiting = 0
+        self.steps = 0
+        self._goes = asyncio.Event()
+        self._goes.set()
+
+    def wedge(self) -> None:
+        self._goes.clear()
+
+    async def step(self) -> None:
+        await self._goes.wait()
+        self.steps += 1
 
     def load(self) -> EngineLoad:
         return EngineLoad(self._running / self._places if self._places else 0.0, self._running, self._waiting)
@@ -219,6 +232,9 @@ class _Reply:
             if word is None:
                 return
             await asyncio.sleep(self.script.tpot_s if index else self.script.ttft_s)
+            if index == self.script.wedge_at:
+                self.scheduler.wedge()
+            await self.scheduler.step()
             yield word
 
     @property

@@ -38,6 +38,7 @@ import uvloop
 
 from serve_app.engines.base import Address, EngineKind, EngineLoad, EngineSpec, Phase, Runtime, ServedApp
 from serve_app.engines.gate import Gate
+from serve_app.engines.stall import StallWatch, Verdict
 
 _PR_SET_PDEATHSIG = 1
 _REPORT_EVERY_S = 0.2
@@ -139,7 +140,7 @@ async def run(command: dict[str, Any], runtime: Runtime, commands: Commands, eve
         gc.collect()
         gc.freeze()
         events.send("ready")
-        await _watch(served, gate, events, stop, serving)
+        await _watch(served, gate, events, stop, serving, spec.stall_timeout_s)
         server.server.should_exit = True
         await serving
 
@@ -230,10 +231,16 @@ def _obey(commands: Commands, gate: Gate, events: Events, stop: asyncio.Event, s
 
 
 async def _watch(
-    served: ServedApp, gate: Gate, events: Events, stop: asyncio.Event, serving: asyncio.Task[None]
+    served: ServedApp,
+    gate: Gate,
+    events: Events,
+    stop: asyncio.Event,
+    serving: asyncio.Task[None],
+    stall_timeout_s: float | None,
 ) -> None:
-    """Report what is served, and the engine's death; return when it is time to go."""
+    """Report what is served, and the engine's death or hang; return when it is time to go."""
     reported, reported_at = (0, 0, EngineLoad()), time.monotonic()
+    stall, probing = StallWatch(stall_timeout_s, time.monotonic()), None
     while not stop.is_set() and not serving.done():
         now = time.monotonic()
         activity = (gate.in_flight, gate.served, served.load())
@@ -243,6 +250,12 @@ async def _watch(
             events.send(
                 "activity", in_flight=gate.in_flight, served=gate.served, tokens=gate.in_flight_tokens, load=load
             )
+        verdict = stall.look(gate.in_flight, served.steps(), now)
+        if verdict is Verdict.ASK and (probing is None or probing.done()):
+            probing = asyncio.ensure_future(served.probe())
+        if verdict is Verdict.HUNG:
+            events.send("failed", message=f"it hung: {gate.in_flight} requests and no step for {stall_timeout_s:g} s")
+            end_process_group()
         if served.dead():
             gate.dead = True
             with contextlib.suppress(TimeoutError):

@@ -254,18 +254,20 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._cores: dict[int, tuple[float, EngineLoad]] = {}
+        self.steps = 0
 
     def factory(self) -> Any:
         """For `stat_loggers`."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
-        cores, clock = self._cores, self._clock
+        cores, clock, meter = self._cores, self._clock, self
 
         class Listener(StatLoggerBase):  # type: ignore[misc] # vLLM has no types for us
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *more: Any, **named: Any) -> None:
+                meter.steps += 1
                 if scheduler_stats is not None:
                     cores[named.get("engine_idx", 0)] = (
                         clock(),
@@ -339,6 +341,8 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
             sleep=sleeper.sleep,
             wake=sleeper.wake,
             load=meter.load,
+            steps=lambda: None if args.disable_log_stats else meter.steps,
+            probe=lambda: _warm_up(engine, generates="generate" in tasks),
         )
     finally:
         engine.shutdown(timeout=0)

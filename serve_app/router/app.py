@@ -37,7 +37,7 @@ from serve_app.router.engine_metrics import EngineMetrics
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
-from serve_app.router.fleet import Fleet, FleetView
+from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -72,7 +72,8 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does.
+    `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
+    `nodes` tells what the nodes of the cluster offer.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RouterApp:
         identity: str,
         *,
         metrics: RouterMetrics | None = None,
+        nodes: NodeView = unknown_nodes,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -97,6 +99,8 @@ class RouterApp:
             self._relay,
             queued=lambda model_id: len(self._lines[model_id]),
             warm_s=config.pool.ageing_s / 2,
+            nodes=nodes,
+            pool_resources=config.pool.resources,
         )
         self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)
@@ -365,6 +369,8 @@ class RouterApp:
             "aliases": model.aliases,
             "tier": model.tier,
             "abilities": model.abilities,
+            "max_ongoing_requests": model.max_ongoing_requests,
+            "max_queued_requests": model.queue.size,
             "state": status.state,
             "progress": status.progress,
             "in_flight": status.in_flight,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import hmac
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 ANONYMOUS = "anonymous"
 CALLER = "switchyard.caller"
 _LOOK_EVERY_S = 1.0
+# RFC 6761, RFC 6762, and ICANN's resolution 2024.07.29.06.
+_NEVER_PUBLIC = frozenset({"localhost", "local", "internal", "test", "invalid", "example"})
 _KEY_FILE = TypeAdapter(list[ApiKey])
 
 
@@ -57,7 +60,9 @@ class Keys:
         self._complaint = ""
         self._by_hash = _by_hash(settings.keys, ())
         # Serve's own ingress listens where `http_options` say, which is not known here.
-        local = front_door and is_loopback(config.router.host)
+        loopback = is_loopback(config.router.host)
+        local = front_door and loopback
+        self._hosts = frozenset(settings.hosts) if loopback else None
         self._anonymous = Caller(ANONYMOUS, settings.anonymous, admin=local)
         self._closed = bool(settings.keys or settings.keys_file)
         self._origins = frozenset(settings.cors_origins)
@@ -98,6 +103,12 @@ class Keys:
         origin = headers.get("origin")
         if origin is not None and origin not in self._origins and "*" not in self._origins:
             raise ApiError(403, "This web page may not call the API; see security.cors_origins.", code="wrong_origin")
+        # A page whose name was bound anew to this machine's address is of the same origin to its browser, which names
+        # no origin then when it reads. Nobody but this machine should come here, and it knows itself by no public name.
+        if self._hosts is not None and (host := _public_name(headers.get("host", ""))) and host not in self._hosts:
+            raise ApiError(
+                403, "This service does not answer to that host name; see security.hosts.", code="wrong_host"
+            )
 
     def _look(self) -> None:
         """Read the file again if it has changed; a faulty one leaves the keys as they were."""
@@ -175,6 +186,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _public_name(host: str) -> str:
+    """The name in a `Host` header, if somebody could own it in the public DNS; else an empty string."""
+    name = host.lower() if host.startswith("[") else host.lower().rpartition(":")[0] or host.lower()
+    name = name.rstrip(".")
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(name.partition("]")[0].removeprefix("["))
+        return ""
+    return "" if "." not in name or name.rpartition(".")[2] in _NEVER_PUBLIC else name
 
 
 def _by_hash(configured: Collection[ApiKey], listed: Collection[ApiKey]) -> Mapping[str, ApiKey]:

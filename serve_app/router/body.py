@@ -26,14 +26,14 @@ async def read_json(headers: Headers, receive: Receive, *, max_bytes: int, timeo
 
 async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, timeout_s: float) -> bytes:
     """The body, said to be JSON. Raises `ApiError` (408, 413, 415) or `ClientGone`."""
-    content_type = headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    content_type = (headers.get("content-type") or "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
         raise ApiError(
             415,
             "The body must be JSON: send `content-type: application/json`.",
             code="unsupported_media_type",
         )
-    if headers.get("content-encoding", "identity").lower() != "identity":
+    if (headers.get("content-encoding") or "identity").lower() != "identity":
         raise ApiError(415, "Compressed bodies are not accepted; send it plain.", code="unsupported_media_type")
     try:
         async with asyncio.timeout(timeout_s):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from collections.abc import Collection
 from typing import Any
 
@@ -25,6 +27,7 @@ from serve_app.telemetry.request_metrics import RouterMetrics
 logger = logging.getLogger(__name__)
 
 _ORDER_TIMEOUT_S = 30.0
+_NODES_EVERY_S = 5.0
 # Longer than a pool takes to answer: so long is waited for a replica before it is asked whether anybody still waits.
 _ACQUIRE_S = 10.0
 
@@ -58,9 +61,18 @@ class Router:
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
 
         metrics = RouterMetrics()
+        nodes = ClusterNodes()
 
         def new_app(*, front_door: bool = True) -> RouterApp:
-            return RouterApp(config, deployments, calls, identity, metrics=metrics, front_door=front_door)
+            return RouterApp(
+                config,
+                deployments,
+                calls,
+                identity,
+                metrics=metrics,
+                nodes=nodes.resources,
+                front_door=front_door,
+            )
 
         self._listener = Listener(config.router, new_app, identity)
         global _ingress_app
@@ -133,6 +145,30 @@ class ServePool:
         """See `PoolCalls`."""
         call = self._handle.order.remote(model, order, memory_bytes=self._memory_bytes[model], only=only)
         return await asyncio.wait_for(asyncio.ensure_future(_result(call)), _ORDER_TIMEOUT_S)
+
+
+class ClusterNodes:
+    """What the living nodes offer, asked for in the background where somebody wants to know."""
+
+    def __init__(self) -> None:
+        self._nodes: list[dict[str, float]] | None = None
+        self._asked_at = -_NODES_EVERY_S
+        self._asking = threading.Lock()
+
+    def resources(self) -> list[dict[str, float]] | None:
+        """As last heard; None until then. Returns at once."""
+        if time.monotonic() - self._asked_at >= _NODES_EVERY_S and self._asking.acquire(blocking=False):
+            self._asked_at = time.monotonic()
+            threading.Thread(target=self._ask, name="cluster-nodes", daemon=True).start()
+        return self._nodes
+
+    def _ask(self) -> None:
+        try:
+            self._nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        except Exception as error:
+            logger.warning("the nodes of the cluster are not known: %s", type(error).__name__)
+        finally:
+            self._asking.release()
 
 
 class NoPool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from serve_app.service_schema import Batches
 
 _FORM_BYTES = 64 * 1024  # fields and boundaries besides the file itself
 LONGEST_PAGE = 10_000
+_RANGES = (b"range", b"if-range")
 _DAY_S = 86_400
 
 
@@ -79,6 +81,8 @@ class FilesApi:
         """Its content."""
         store = on(self._store)
         path = await run_in_threadpool(store.files.path, key_of(request), request.path_params["file_id"])
+        # Always whole: what OpenAI's clients ask for. Ranges have a status, a form of errors and a cost of their own.
+        request.scope["headers"] = [header for header in request.scope["headers"] if header[0] not in _RANGES]
         return FileResponse(path, media_type="application/octet-stream")
 
     async def delete(self, request: Request) -> Response:
@@ -145,7 +149,7 @@ class FilesApi:
         given = form.get("expires_after[seconds]")
         if given is None:
             return keep_s
-        if not isinstance(given, str) or not given.isdigit() or not 3600 <= int(given) <= 30 * _DAY_S:
+        if not isinstance(given, str) or not 3600 <= _number(given) <= 30 * _DAY_S:
             raise bad_request("From 3600 to 2592000 seconds.", "expires_after.seconds")
         return min(keep_s, int(given))
 
@@ -175,9 +179,14 @@ def order_of(request: Request) -> str:
 def limit_of(request: Request, *, default: int, most: int) -> int:
     """The length of a page that the client asked for."""
     given = request.query_params.get("limit", str(default))
-    if not given.isdigit() or not 1 <= int(given) <= most:
+    if not 1 <= _number(given) <= most:
         raise bad_request(f"A number from 1 to {most}.", "limit")
-    return int(given)
+    return _number(given)
+
+
+def _number(text: str) -> int:
+    """A whole number; -1 for what is none. (`int` raises for some of what `isdigit` takes, and for 4,301 digits.)"""
+    return int(text) if re.fullmatch("[0-9]{1,12}", text) else -1
 
 
 def listed(page: Page[Any]) -> dict[str, object]:

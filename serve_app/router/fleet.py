@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from serve_app.admission.kv_cache import is_full
@@ -13,7 +13,8 @@ from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
 from serve_app.engines.base import EngineLoad
 from serve_app.errors import ApiError, unavailable
-from serve_app.model_schema import Model
+from serve_app.model_schema import Model, Resources
+from serve_app.models.placement import lacking
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
@@ -34,6 +35,13 @@ _KNOWN_WITHIN_S = 3.0
 _KNOWN_POLL_S = 0.02
 _WARM_PAUSE_S = 5.0
 _POOL_RETRY_AFTER_S = 5.0
+
+
+NodeView = Callable[[], Sequence[Mapping[str, float]] | None]
+
+
+def unknown_nodes() -> None:
+    """Before anything was heard of the cluster's nodes."""
 
 
 class FleetView(Mapping[str, ModelState]):
@@ -63,6 +71,7 @@ class Fleet:
     """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
     `queued`: how many requests wait in this process for a place of a model's engine, by its id.
+    `nodes`: the cluster's, as last heard.
     `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
     from a model that is in use.
     """
@@ -76,6 +85,8 @@ class Fleet:
         *,
         queued: Callable[[str], int] = lambda model_id: 0,
         warm_s: float = 30.0,
+        nodes: NodeView = unknown_nodes,
+        pool_resources: Resources = Resources(),  # noqa: B008 # frozen
     ) -> None:
         self._catalog = catalog
         self._deployments = deployments
@@ -84,6 +95,8 @@ class Fleet:
         self._queued = queued
         self.cold = ColdStarts(pool)
         self._warm_s = warm_s
+        self._nodes = nodes
+        self._pool_resources = pool_resources
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._spreading: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
@@ -144,7 +157,13 @@ class Fleet:
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
-            return PublishedModel(state, expected_load_s=model.expected_load_s, expected_wake_s=model.expected_load_s)
+            return PublishedModel(
+                state,
+                expected_load_s=model.expected_load_s,
+                expected_wake_s=model.expected_load_s,
+                # A pool at zero may well be without nodes, and gets one when it is asked for.
+                failure=self.shortage(model) if model.tier == "resident" else "",
+            )
         best = min(states, key=lambda found: _STATE_RANKS.get(found.state, len(_STATE_RANKS)))
         return PublishedModel(
             state=best.state,
@@ -175,6 +194,14 @@ class Fleet:
 
     def _sent(self, model: Model) -> int:
         return sum(self._relay.in_flight[replica.id] for replica in self._replicas(model))
+
+    def shortage(self, model: Model) -> str:
+        """Why the model's deployment has no replica, where that is for want of a node that could hold one."""
+        model = self.engine_of(model)
+        nodes = self._nodes()
+        if nodes is None or self._replicas(model):
+            return ""
+        return lacking(model.resources if model.tier == "resident" else self._pool_resources, nodes)
 
     async def order(self, model: Model, order: Order) -> None:
         """Have an operator's order carried out: a load where it is best, the rest wherever the model is up.

@@ -27,13 +27,14 @@ from serve_app.router.decider import Decided, Decider
 from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
+from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.lines import Line, Updates
 from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, Keep, audit_record, request_id
-from serve_app.router.relay import EngineCall, NotServed, Relay, broken
+from serve_app.router.relay import EngineCall, NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tokens import most_tokens
@@ -201,7 +202,7 @@ class Generate:
             headers=passed,
             shape=messages_shape_of(facts, decision)
             if self._endpoint == "messages"
-            else shape_of(facts, decision, model, self._reasoning_fields),
+            else shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
             tally=asked.tally,
             began=asked.began,
             ttft_s=model.ttft_timeout_s,
@@ -308,7 +309,8 @@ class Generate:
                 asked.trace.sent(call.headers)
             served = True
             try:
-                await self._relay.run(target, call, reply)
+                # Waiting for a model to load has a limit of its own (`hold_s`).
+                await self._relay.run(target, dataclasses.replace(call, began=call.began + asked.held_s), reply)
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None
@@ -362,15 +364,19 @@ class Generate:
     def _still_loading(self, model: Model, patience_s: float) -> ApiError:
         status = self._fleet.status(model)
         return unavailable(
-            f"{model.id} is still loading; it was waited for {patience_s:g} s.",
+            f"{model.id} is still loading; it was waited for {patience_s:g} s{self._why_not(model)}.",
             code="model_loading",
             retry_after_s=max(1.0, status.expected_wake_s),
         )
 
+    def _why_not(self, model: Model) -> str:
+        shortage = self._fleet.shortage(model)
+        return f"; {shortage}" if shortage else ""
+
     def _absent(self, model: Model) -> ApiError:
         expected = self._fleet.status(model).expected_load_s
         return unavailable(
-            f"{model.id} is being started.",
+            f"{model.id} is being started{self._why_not(model)}.",
             code="model_starting",
             retry_after_s=expected or _RESTART_RETRY_AFTER_S,
         )
@@ -396,12 +402,17 @@ def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
 
 
 def _rough_tokens(caller: Caller, parsed: object) -> int:
-    """What a request will cost, before anything is known of it: four bytes a token, and the answer it asks for."""
+    """What a request will cost, before anything is known of it: four bytes a token, and the answers it asks for."""
     if caller.limits.tokens_per_minute is None:
         return 0
     fields = parsed if isinstance(parsed, dict) else {}
-    answer = next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0)
-    return len(_encoded(fields)) // 4 + (answer if isinstance(answer, int) and answer > 0 else 0)
+    answer = _count_in(next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0))
+    return len(_encoded(fields)) // 4 + answer * max(1, _count_in(fields.get("n")))
+
+
+def _count_in(value: object) -> int:
+    """A number as a client may have written one, before it is checked; 0 for what is none."""
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -14,6 +14,7 @@ import http.client
 import json
 import logging
 import math
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ _PROBE_TIMEOUT_S = 2.0
 _PROBES = 3
 _START_WAIT_S = 5.0
 _SILENT = "silent"
+# Ray's, logs, idle connections.
+_OTHER_FILES = 256
 
 
 class PortTaken(Exception):
@@ -51,6 +54,7 @@ class Listener:
     def __init__(self, settings: RouterSettings, new_app: Callable[[], ASGIApp], identity: str) -> None:
         self._settings = settings
         self._new_app = new_app
+        raise_file_limit(settings.max_in_flight)
         self._socket = open_port(settings.host, settings.port, identity)
         self._server: _Server | None = None
         self._serving = threading.Event()
@@ -91,6 +95,23 @@ class Listener:
         self._server = _Server(config)
         self._serving.set()
         await self._server.serve(sockets=[self._socket])
+
+
+def raise_file_limit(max_in_flight: int) -> None:
+    """Let this process open as many files as it may: a request in flight takes two, the usual limit is 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        # Linux takes no more than fs.nr_open, 2^20 unless it was changed.
+        wanted = max(soft, 1 << 20) if hard == resource.RLIM_INFINITY else hard
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            soft = wanted
+    if soft < 2 * max_in_flight + _OTHER_FILES:
+        logger.warning(
+            "this process may open %d files, too few for router.max_in_flight: %d; lower that, or raise `ulimit -Hn`",
+            soft,
+            max_in_flight,
+        )
 
 
 def open_port(host: str, port: int, identity: str) -> socket.socket:

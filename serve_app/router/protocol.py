@@ -6,6 +6,8 @@
 - `CONNECT`, which the parser takes for such a request too, is refused.
 - A head is bounded in size (431) and in time; uvicorn bounds neither here.
 - It is the `Wire` of its requests.
+- A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
+  long as it likes, at no cost.
 - What cannot be parsed is refused in OpenAI's shape.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
@@ -26,6 +28,7 @@ from serve_app.router.wire import WIRE
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
@@ -44,6 +47,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # Of the request that is being answered; others in the same connection wait for it.
         self.left: Callable[[], None] | None = None
         self.writable: Callable[[], None] | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -51,17 +55,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timers."""
         self._stop_timer()
+        self._stop_send_timer()
         super().connection_lost(exc)
         if self.left:
             self.left()
-
-    def resume_writing(self) -> None:
-        """The client takes more."""
-        super().resume_writing()
-        if self.writable:
-            self.writable()
 
     @property
     def open(self) -> bool:
@@ -73,6 +72,18 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self.open:
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self.flow.write_paused
+
+    def pause_writing(self) -> None:
+        """The client has left so much unread that we wait for it."""
+        super().pause_writing()
+        self._send_timer = self.loop.call_later(SEND_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It has read on, and takes more."""
+        self._stop_send_timer()
+        super().resume_writing()
+        if self.writable:
+            self.writable()
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; go on after a request to upgrade as if it were an ordinary one."""
@@ -139,6 +150,11 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self._head_timer:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _stop_send_timer(self) -> None:
+        if self._send_timer:
+            self._send_timer.cancel()
+            self._send_timer = None
 
     def _refuse(self, error: ApiError) -> None:
         """Answer and close; what comes after cannot be told from a request.

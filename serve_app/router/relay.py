@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, MutableMapping
@@ -15,30 +13,16 @@ import orjson
 
 from serve_app.admission.breaker import Breaker
 from serve_app.engines.base import REFUSAL_HEADER
-from serve_app.errors import ApiError, unavailable
+from serve_app.errors import ApiError
 from serve_app.models.replicas import Target
 from serve_app.router.dialect import Dialect
+from serve_app.router.engine_errors import broken, engine_error, stream_error
 from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
 from serve_app.router.tally import Tally
 from serve_app.router.upstream import Answer, Broken, ConnectTimeout, Unreachable, Upstream, UpstreamError
 from serve_app.router.wire import Wire
 
-logger = logging.getLogger(__name__)
-
-_RETRY_AFTER_S = 2.0
-_FIELD = re.compile(
-    r"(?:model|messages|prompt|input|text_1|text_2|query|documents|tokens|stream|stream_options|max_tokens"
-    r"|max_completion_tokens|max_output_tokens|min_tokens|temperature|top_p|top_k|min_p|n|seed|stop|stop_token_ids"
-    r"|presence_penalty|frequency_penalty|repetition_penalty|length_penalty|logit_bias|logprobs|top_logprobs"
-    r"|prompt_logprobs|response_format|structured_outputs|tools|tool_choice|parallel_tool_calls|reasoning"
-    r"|reasoning_effort|thinking_token_budget|chat_template|chat_template_kwargs|encoding_format|dimensions|user"
-    r"|priority|bad_words|echo|suffix|documents|mm_processor_kwargs|truncate_prompt_tokens|previous_response_id"
-    r"|system|stop_sequences|thinking|output_config|metadata)"
-    r"(?![A-Za-z0-9_])(?:\[\d{1,6}\])?"
-)
-_ERROR_BODY_BYTES = 1 << 20
-_MESSAGE_CHARS = 600
 _EVENT_END = b"\n\n"
 _NOT_BEGUN = "It was not begun to be answered"
 _REFUSAL = REFUSAL_HEADER.lower().encode()
@@ -240,7 +224,7 @@ class Relay:
         """One small request of the Router's own. Raises `UpstreamError`, or `ApiError` for a refusal."""
         with await self._upstream.post(target, path, {}, body) as answer:
             if answer.status != 200:
-                raise await _engine_error(answer)
+                raise await engine_error(answer)
             found: dict[str, Any] = orjson.loads(await answer.read())
             return found
 
@@ -292,7 +276,7 @@ class Relay:
                 # Only a gate says this: another engine got the port of one that is gone.
                 raise NotServed("stranger")
             if answer.status != 200:
-                raise await _engine_error(answer)
+                raise await engine_error(answer)
             if reply.stream:
                 with watch:
                     await _relay_stream(answer, reply, call, watch, foreign=target.foreign is not None)
@@ -324,7 +308,7 @@ class _Passing:
         # Were half an event passed on and the engine died, no valid event could follow.
         self._whole, self._rest = whole, _ = _split(self._rest + chunk if self._rest else chunk)
         if (fault := whole.find(self._dialect.engine_error)) >= 0:
-            self.fault = _stream_error(whole[fault:])
+            self.fault = stream_error(whole[fault:])
             whole = whole[:fault]
         return self._shape.events(self._tally.events(whole))
 
@@ -348,7 +332,7 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _
         if _EVENT_END not in chunk or chunk.startswith(dialect.engine_end):
             raise broken("empty stream")
         if chunk.startswith(dialect.engine_error):
-            raise _stream_error(chunk)
+            raise stream_error(chunk)
         await watch.runs()
         await reply.start_stream()
         if reply.wire and chunks is answer:
@@ -413,76 +397,3 @@ def _split(data: bytes) -> tuple[bytes, bytes]:
     end = data.rfind(_EVENT_END)
     end = end + len(_EVENT_END) if end >= 0 else 0
     return data[:end], data[end:]
-
-
-def broken(how: str) -> ApiError:
-    """The error for an engine that died with the request."""
-    logger.warning("an engine broke off: %s", how)
-    return unavailable(
-        "The engine broke off while it answered; try again.",
-        code="engine_died",
-        retry_after_s=_RETRY_AFTER_S,
-    )
-
-
-def _stream_error(chunk: bytes) -> ApiError:
-    event = chunk.split(b"\n\n", 1)[0].partition(b"data: ")[2]
-    try:
-        fields = orjson.loads(event)["error"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        fields = {}
-    status = fields.get("code") if isinstance(fields, dict) else None
-    return _as_api_error(status if isinstance(status, int) else 500, fields)
-
-
-async def _engine_error(answer: Answer) -> ApiError:
-    """An engine's refusal in our shape."""
-    raw = b""
-    try:
-        while len(raw) < _ERROR_BODY_BYTES and (part := await answer.some()):
-            raw += part
-    except Broken as error:
-        raise broken(str(error)) from None
-    try:
-        fields = orjson.loads(raw)["error"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        fields = {}
-    return _as_api_error(answer.status, fields)
-
-
-def _as_api_error(status: int, fields: Any) -> ApiError:
-    """vLLM's error fields as OpenAI's: a word for `code`, a field name for `param`, no input of the client's.
-
-    Faults of the engine become 503: the client did nothing wrong and may come again.
-    """
-    fields = fields if isinstance(fields, dict) else {}
-    message = _without_input(str(fields.get("message") or "The engine refused the request."))
-    if not 400 <= status < 500:
-        return unavailable(
-            "The engine failed on this request; try again.", code="engine_error", retry_after_s=_RETRY_AFTER_S
-        )
-    param = fields.get("param")
-    code = "invalid_value"
-    if (
-        "context length" in message
-        or "context size" in message
-        or "max_model_len" in message
-        or "longer than the maximum model length" in message
-    ):
-        code = "context_length_exceeded"
-    elif status == 404:
-        code = "not_found"
-    return ApiError(400 if status == 422 else status, message, code=code, param=_known_field(param))
-
-
-def _known_field(param: Any) -> str | None:
-    """The request's field that vLLM names; what stands below it may be a word of the client's own."""
-    found = _FIELD.match(param) if isinstance(param, str) else None
-    return found[0] if found else None
-
-
-def _without_input(message: str) -> str:
-    """vLLM's validation messages quote what the client sent under `input`; ours do not."""
-    for marker in ("'input':", '"input":', "input_value=", "input="):
-        message = message.split(marker, 1)[0]
-    return message.rstrip(" ,{[(")[:_MESSAGE_CHARS] or "The engine refused a value in the request."

@@ -19,8 +19,9 @@ from typing import Any, Literal
 
 import orjson
 
-from serve_app.errors import unavailable
+from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model
+from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
 from serve_app.routing.outgoing import stops_of
@@ -35,7 +36,9 @@ _FINISHED = b'"finish_reason":"'
 _NO_REASONING = b'"reasoning":null'
 _TOOL_CALLS = b'"tool_calls":'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_MARKUP = re.compile(_OPEN + r"\s*\{")
+# What a model writes when it says nothing: the end of its thought, line ends, its last token.
+_SILENT_TOKENS = 8
+_MARKUP = re.compile(rf"\A\s*{_OPEN}|{_OPEN}\s*\{{")
 
 
 @dataclasses.dataclass(slots=True)
@@ -45,16 +48,27 @@ class _Choice:
     held: str = ""
     stopped: str | None = None
     thought: str = ""
+    called: bool = False
 
 
 class Shape:
     """What is to be done to one answer. One object for one answer: a stream leaves traces in it."""
 
-    def __init__(self, *, names: Names = "reasoning", tools: bool = False, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        names: Names = "reasoning",
+        tools: bool = False,
+        stops: Sequence[str] = (),
+        tally: Tally | None = None,
+    ) -> None:
         self._names = names
         self._tools = tools
         self._stops = stops
         self._visible = False
+        self._tally = tally
+        # The end of a stream that has shown nothing, until it is known how much the engine has written.
+        self._ending: bytes | None = None
         self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
 
     def whole(self, body: bytes) -> bytes:
@@ -100,7 +114,7 @@ class Shape:
 
     def events(self, data: bytes) -> bytes:
         """Whole events of a stream."""
-        looks = bool(self._stops) or (self._names != "reasoning" and _REASONING in data)
+        looks = bool(self._stops) or self._ending is not None or (self._names != "reasoning" and _REASONING in data)
         if self._tools and not self._visible and data.count(b'"content":"') > data.count(b'"content":""'):
             self._visible = True
         looks = looks or (self._tools and (_TOOL_CALLS in data or _REASONING in data or _FINISHED in data))
@@ -109,23 +123,45 @@ class Shape:
         return b"".join(self._event(event) for event in data.split(_END) if event)
 
     def _event(self, event: bytes) -> bytes:
+        if self._ending is not None:
+            # The usage has come by now: `tally` sees a stream first.
+            ending, self._ending = self._ending, None
+            if self._tally and self._tally.completion - self._tally.reasoning > _SILENT_TOKENS:
+                raise _unreadable()
+            return ending + self._event(event)
         if not event.startswith(_DATA) or event == _DATA + _DONE:
             return event + _END
         chunk = whole_object(event[len(_DATA) :])
         for choice in chunk.get("choices") or ():
             if isinstance(choice, dict) and isinstance(delta := choice.get("delta"), dict):
                 self._delta(choice, delta, self._choices[choice.get("index", 0)])
+                if self._says_nothing(choice, delta):
+                    self._ending = _DATA + orjson.dumps(chunk) + _END
+                    return b""
         return _DATA + orjson.dumps(chunk) + _END
+
+    def _says_nothing(self, choice: dict[str, Any], delta: dict[str, Any]) -> bool:
+        """Whether an only answer ends, and had neither text nor call: vLLM (0.32) drops a call that it cannot read."""
+        return (
+            self._tools
+            and self._tally is not None
+            and choice.get("finish_reason") == "stop"
+            and not (self._visible or delta.get("content"))
+            and len(self._choices) == 1
+        )
 
     def _delta(self, choice: dict[str, Any], delta: dict[str, Any], seen: _Choice) -> None:
         if self._stops:
             self._hold(choice, delta, seen)
         if self._tools:
             for call in delta.get("tool_calls") or ():
-                self._visible = True
+                self._visible = seen.called = True
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
                     function["arguments"] = function.get("arguments") or ""
+            if choice.get("finish_reason") == "tool_calls" and not seen.called:
+                # vLLM (0.32) drops it from the stream.
+                raise _unreadable()
             seen.thought += delta.get("reasoning") or ""
             if choice.get("finish_reason") == "stop" and not self._visible and (text := misplaced(seen.thought)):
                 delta["content"] = text
@@ -160,6 +196,13 @@ def whole_object(raw: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise unavailable("The engine answered what is no answer; try again.", code="engine_error", retry_after_s=2)
     return found
+
+
+def _unreadable() -> ApiError:
+    """For a call that is none: the client would get nothing, or be told of a call that it does not get."""
+    return unavailable(
+        "The model wrote a tool call that cannot be read; try again.", code="invalid_tool_call", retry_after_s=1
+    )
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[int, str] | None:
@@ -197,6 +240,8 @@ def repair(message: dict[str, Any], choice: dict[str, Any]) -> None:
                     message["tool_calls"] = calls
         elif isinstance(content, str) and _MARKUP.search(content):
             message["content"] = content.replace(_OPEN, "").replace(_CLOSE, "").strip()
+            if not message["content"]:
+                raise _unreadable()
         if choice.get("finish_reason") == "tool_calls" and not message.get("tool_calls"):
             choice["finish_reason"] = "length"
         elif choice.get("finish_reason") == "stop" and not content:
@@ -235,7 +280,7 @@ def misplaced(thought: str) -> str:
     return call.partition(_CLOSE)[0].strip() if opened else ""
 
 
-def shape_of(facts: Facts, decision: Decision, model: Model, names: Names) -> Shape:
+def shape_of(facts: Facts, decision: Decision, model: Model, names: Names, tally: Tally | None = None) -> Shape:
     """What this request's answer needs."""
     if facts.endpoint != "chat":
         return Shape()
@@ -243,4 +288,5 @@ def shape_of(facts: Facts, decision: Decision, model: Model, names: Names) -> Sh
         names=names if model.thinking.supported else "reasoning",
         tools=bool(facts.body.get("tools")) and facts.body.get("tool_choice") != "none",
         stops=stops_of(facts, decision),
+        tally=tally,
     )

@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from serve_app.errors import bad_request
 from serve_app.routing import messages
+from serve_app.routing.constraint_cost import check_cost
+from serve_app.routing.constraints import asks_for_form
 from serve_app.routing.excerpt import Excerpt, has_image, read_excerpt, text_of, tokens_in, without_harness
+from serve_app.routing.message_form import check_message
 from serve_app.routing.pairs import pairs_of
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
@@ -82,6 +85,7 @@ _NULLABLE = frozenset(
         "store",
         "stream",
         "stream_options",
+        "structured_outputs",
         "suffix",
         "system",
         "temperature",
@@ -98,8 +102,8 @@ _NULLABLE = frozenset(
 )
 
 
-# Where a model thinks the Router looks for stop strings itself; OpenAI takes four.
-_MOST_STOPS, _LONGEST_STOP = 16, 256
+# As many as OpenAI and vLLM take; where a model thinks the Router looks for them itself.
+_MOST_STOPS, _LONGEST_STOP = 4, 256
 _MOST_MESSAGES = 10_000
 
 
@@ -139,6 +143,13 @@ def _number(low: float, high: float) -> _Check:
     )
 
 
+def _whole(low: int, high: int) -> _Check:
+    return (
+        lambda value: _is_int(value) and low <= value <= high,
+        f"must be a whole number from {low} to {high}",
+    )
+
+
 # Checked here although the engine checks them too: a wrong request must not wake a sleeping model.
 _CHECKS: Mapping[str, _Check] = {
     "stream": _FLAG,
@@ -146,7 +157,8 @@ _CHECKS: Mapping[str, _Check] = {
     "max_tokens": _COUNT,
     "max_completion_tokens": _COUNT,
     "max_output_tokens": _COUNT,
-    "n": (lambda value: _is_int(value) and 1 <= value <= 128, "must be a whole number from 1 to 128"),
+    # OpenAI's limit. (vLLM 0.32 takes `best_of` and does nothing with it; older ones decode so many answers.)
+    **dict.fromkeys(("n", "best_of"), _whole(1, 128)),
     "seed": (_is_int, "must be a whole number"),
     "temperature": _number(0, 2),
     "top_p": _number(0, 1),
@@ -161,6 +173,7 @@ _CHECKS: Mapping[str, _Check] = {
     "tools": _LIST,
     "stream_options": _OBJECT,
     "response_format": _OBJECT,
+    "structured_outputs": _OBJECT,
     "logit_bias": _OBJECT,
     "chat_template_kwargs": _OBJECT,
 }
@@ -214,10 +227,11 @@ def read_facts(
     if model is not None and not (isinstance(model, str) and model):
         raise bad_request("`model` must be a non-empty string, or left out.", "model")
     for field, (holds, message) in _CHECKS.items():
-        if field in body and not holds(body[field]):
+        if field in body and not holds(body[field]) and not (endpoint == "completions" and _only_echoes(field, body)):
             raise bad_request(f"`{field}` {message}.", field)
     chat = _in_chat_words(body, endpoint)
     check_schemas(chat)
+    check_cost(chat)
     text, images = "", False
     match endpoint:
         case "chat" | "responses" | "messages":
@@ -235,13 +249,18 @@ def read_facts(
         max_tokens=chat.get("max_completion_tokens", chat.get("max_tokens")),
         last_user_text=text,
         has_images=images,
-        json_schema=_has_schema(chat),
+        json_schema=asks_for_form(chat),
         excerpt=read_excerpt(chat["messages"], chat.get("tools") or ()) if endpoint in CHATS else None,
         header=header,
         key=key,
         chat=chat,
         effort=messages.adaptive_effort(body) if endpoint == "messages" else None,
     )
+
+
+def _only_echoes(field: str, body: Body) -> bool:
+    """A completion of no token gives back its prompt, with the log probabilities that evaluations ask for."""
+    return field == "max_tokens" and body[field] == 0 and body.get("echo") is True
 
 
 def _in_chat_words(body: Body, endpoint: Endpoint) -> Body:
@@ -283,13 +302,6 @@ def _without_nulls(body: Body) -> Body:
     return {key: value for key, value in body.items() if value is not None or key not in _NULLABLE}
 
 
-def _has_schema(body: Body) -> bool:
-    if any(field.startswith(("guided_", "structured_")) and body[field] is not None for field in body):
-        return True
-    asked = body.get("response_format")
-    return isinstance(asked, dict) and asked.get("type") not in (None, "text")
-
-
 def _read_chat(body: Body) -> tuple[str, bool]:
     """The text of the last user message, and whether any message holds an image."""
     given = body.get("messages")
@@ -301,17 +313,10 @@ def _read_chat(body: Body) -> tuple[str, bool]:
         raise bad_request(f"`messages` has more than {_MOST_MESSAGES} messages.", "messages")
     last_user, images = "", False
     for index, message in enumerate(given):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise bad_request(f"`messages[{index}]` must be an object with a `role`.", f"messages[{index}]")
-        content = message.get("content")
-        if not isinstance(content, str | list | None):
-            raise bad_request(
-                f"`messages[{index}].content` must be a string or an array of parts.",
-                f"messages[{index}].content",
-            )
+        check_message(message, f"messages[{index}]")
         if message["role"] == "user":
-            last_user = without_harness(text_of(content))
-        images = images or (isinstance(content, list) and has_image(message))
+            last_user = without_harness(text_of(message.get("content")))
+        images = images or has_image(message)
     return last_user, images
 
 

@@ -21,6 +21,8 @@ from serve_app.routing.thinking import Wish
 
 _PROFILES = {"think": True, "fast": False}
 _THINKING = "thinking"
+# Alternatives for each token. To vLLM -1 is the whole vocabulary, where its own limit was lifted.
+_ALTERNATIVES = ("logprobs", "top_logprobs", "prompt_logprobs")
 # Where nothing but the default speaks for a switch back to it, it waits until the conversation's cache is small.
 _GAIN_OF_DEFAULT = 0.1
 
@@ -198,10 +200,18 @@ def check_fit(facts: Facts, model: Model, tokens: int | None) -> None:
         raise bad_request(f"{model.id} does not do {facts.endpoint}.", "model", "unsupported_model")
     if facts.has_images and "vision" not in model.abilities:
         raise bad_request(f"{model.id} does not take images.", "messages", "unsupported_content")
+    # Held to a call (`required`, or a function by name) an engine needs no parser to find it.
+    if "tools" not in model.abilities and facts.chat.get("tools") and facts.chat.get("tool_choice") in (None, "auto"):
+        raise bad_request(f"{model.id} does not call tools here.", "tools", "unsupported_tools")
+    for field in _ALTERNATIVES:
+        asked = facts.body.get(field)
+        # In a chat `logprobs` is a switch.
+        if asked is not None and not isinstance(asked, bool) and asked not in range(model.max_logprobs + 1):
+            raise bad_request(f"`{field}` must be a whole number from 0 to {model.max_logprobs}.", field)
     hosts = model.engine.get("allowed_media_domains") or ()
-    if field := foreign_media(facts, hosts):
+    if place := foreign_media(facts, hosts):
         taken = f"`data:` URLs and {', '.join(hosts)}" if hosts else "`data:` URLs"
-        raise bad_request(f"{model.id} takes media from {taken} only.", field, "unsupported_content")
+        raise bad_request(f"{model.id} takes media from {taken} only.", place, "unsupported_content")
     if facts.max_tokens is not None and facts.max_tokens >= model.context:
         raise ApiError(
             400,

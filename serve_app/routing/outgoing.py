@@ -6,13 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from serve_app.model_schema import Model
+from serve_app.routing.constraints import with_constraints_in_place
+from serve_app.routing.control_tokens import without_markers
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
+from serve_app.routing.message_form import check_roles, uniform
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "conversation", "priority")
-_THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget")
+_THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget", "thinking", "reasoning")
 # The same in Anthropic's words: vLLM (0.32) takes no budget below 1024 there, and its `disabled` is an effort.
 _MESSAGES_FIELDS = ("thinking", "output_config")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
@@ -23,13 +26,15 @@ _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations
 def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any]:
     """The body for the engine: the client's, with the model's id, the hard switch and what it left unset.
 
-    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came.
+    "Not thinking" is said explicitly (Qwen3 thinks by default). All other fields pass as they came, but for the markers
+    of chat templates in them (`control_tokens`; raises `ApiError`, 400, where the model refuses them).
     """
-    body = {**facts.body, "model": model.served_name}
+    body = {**without_markers(facts.body, facts.endpoint, model), "model": model.served_name}
     # A server that is not ours may know what they mean where we do not.
     known = model.thinking.supported or not model.external
     for field in (*_ROUTER_FIELDS, *_THINKING_FIELDS) if known else _ROUTER_FIELDS:
-        body.pop(field, None)
+        if not (field == "reasoning" and facts.endpoint == "responses"):
+            body.pop(field, None)
     if not body.get("tools"):
         # As OpenAI does it: no tools is no tools, however it is said. (vLLM refuses an empty list.)
         body.pop("tools", None)
@@ -37,8 +42,12 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
             del body["tool_choice"]
     if facts.endpoint == "responses":
         body = uniform_response(body)
+    if not model.external and facts.endpoint not in PLAIN_ENDPOINTS:
+        body = with_constraints_in_place(body)
     if facts.endpoint == "chat":
-        body["messages"] = uniform_messages(body["messages"])
+        if not model.external:
+            check_roles(body["messages"])
+        body["messages"] = [uniform(message) for message in uniform_messages(body["messages"])]
     if facts.endpoint in ("messages", "count_tokens") and known:
         body = _without_thinking(body)
     if facts.excerpt is not None and model.thinking.supported:
@@ -53,8 +62,15 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     if facts.stream and facts.endpoint not in ("responses", "messages"):
         # The router counts by it; the client gets it only if it asked.
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    if stops_of(facts, decision):
-        del body["stop_sequences" if facts.endpoint == "messages" else "stop"]
+    if facts.endpoint == "messages":
+        if stops_of(facts, decision):
+            del body["stop_sequences"]
+    elif "stop" in body:
+        stops = _stops(body["stop"])
+        if not stops or stops_of(facts, decision):
+            del body["stop"]
+        elif isinstance(body["stop"], list):
+            body["stop"] = stops
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
     return {**sampling.values(), **body}
 
@@ -72,8 +88,12 @@ def stops_of(facts: Facts, decision: Decision) -> Sequence[str]:
         return ()
     if facts.body.get("include_stop_str_in_output"):
         return ()
-    stop = facts.chat.get("stop") or ()
-    return tuple(filter(None, [stop] if isinstance(stop, str) else stop))
+    return tuple(_stops(facts.chat.get("stop") or ()))
+
+
+def _stops(stop: str | Sequence[str]) -> list[str]:
+    """Without empty ones, which stop nothing (and which vLLM refuses)."""
+    return [text for text in ([stop] if isinstance(stop, str) else stop) if text]
 
 
 def uniform_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

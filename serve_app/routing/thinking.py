@@ -34,6 +34,8 @@ def wishes(facts: Facts, thinking: Thinking) -> list[Wish]:
         _budget(facts.chat),
         _declared(facts),
         _effort(facts.chat, thinking),
+        _thinking_object(facts.chat) if facts.endpoint != "messages" else None,
+        _reasoning_object(facts.chat, thinking),
         _soft_switch(facts.last_user_text),
         _tag(facts.last_user_text),
         _mode(facts.chat),
@@ -55,7 +57,7 @@ def _budget(body: dict[str, Any]) -> Wish | None:
     value = body.get("thinking_token_budget")
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not _is_budget(value):
         raise bad_request("`thinking_token_budget` must be a whole number of at least 0.", "thinking_token_budget")
     return Wish(value > 0, "thinking_token_budget", budget=value)
 
@@ -71,12 +73,53 @@ def _declared(facts: Facts) -> Wish | None:
 
 def _effort(body: dict[str, Any], thinking: Thinking) -> Wish | None:
     value = body.get("reasoning_effort")
+    return None if value is None else _of_effort(value, thinking, "reasoning_effort", "reasoning_effort")
+
+
+def _of_effort(value: Any, thinking: Thinking, source: str, field: str) -> Wish:
+    if not isinstance(value, str) or value not in thinking.efforts:
+        raise bad_request(f"`{field}` must be one of {', '.join(thinking.efforts)}.", field)
+    budget = thinking.efforts[value]
+    return Wish(budget != 0, source, budget=budget, unlimited=budget is None)
+
+
+def _thinking_object(body: dict[str, Any]) -> Wish | None:
+    """Anthropic's form, and GLM's, Kimi's and DeepSeek's: `{"type": "enabled", "budget_tokens": 1024}`."""
+    value = body.get("thinking")
     if value is None:
         return None
-    if not isinstance(value, str) or value not in thinking.efforts:
-        raise bad_request(f"`reasoning_effort` must be one of {', '.join(thinking.efforts)}.", "reasoning_effort")
-    budget = thinking.efforts[value]
-    return Wish(budget != 0, "reasoning_effort", budget=budget, unlimited=budget is None)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind not in ("enabled", "disabled", "adaptive", "auto"):
+        raise bad_request("`thinking` must be an object whose `type` is `enabled` or `disabled`.", "thinking")
+    if kind == "disabled":
+        return Wish(False, "thinking")
+    budget = value.get("budget_tokens")
+    if budget is not None and not _is_budget(budget):
+        raise bad_request("`thinking.budget_tokens` must be a whole number of at least 0.", "thinking.budget_tokens")
+    # Neither `adaptive` nor `auto` says that it should think.
+    return Wish(budget != 0, "thinking", budget=budget) if kind == "enabled" else None
+
+
+def _reasoning_object(body: dict[str, Any], thinking: Thinking) -> Wish | None:
+    """OpenRouter's form: `{"effort": "high"}`, `{"enabled": true}` or `{"max_tokens": 1024}`."""
+    value = body.get("reasoning")
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise bad_request("`reasoning` must be an object.", "reasoning")
+    if value.get("enabled") is False:
+        return Wish(False, "reasoning")
+    if (effort := value.get("effort")) is not None:
+        return _of_effort(effort, thinking, "reasoning", "reasoning.effort")
+    if (budget := value.get("max_tokens")) is not None:
+        if not _is_budget(budget):
+            raise bad_request("`reasoning.max_tokens` must be a whole number of at least 0.", "reasoning.max_tokens")
+        return Wish(budget > 0, "reasoning", budget=budget)
+    return Wish(True, "reasoning") if value.get("enabled") is True else None
+
+
+def _is_budget(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def _soft_switch(text: str) -> Wish | None:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from serve_app.routing.control_tokens import cleaned
 from serve_app.routing.excerpt import Excerpt
 from serve_app.routing.lexical import Score, shipped_lexicon
 from serve_app.routing.outgoing import uniform_messages
@@ -62,7 +63,8 @@ class SelfScorer:
         }
         if body.get("tools"):
             asked |= {"tools": body["tools"], "tool_choice": "none"}
-        return asked
+        clean: dict[str, Any] = cleaned(asked)
+        return clean
 
 
 def share_of_yes(answer: dict[str, Any]) -> float:

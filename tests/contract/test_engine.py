@@ -215,6 +215,7 @@ async def test_messages_are_answered_in_anthropics_form_and_a_stream_ends_as_a_r
         assert (await answer.json())["input_tokens"] == whole["usage"]["input_tokens"]
 
 
+@pytest.mark.case(5)
 async def test_more_than_the_context_is_a_400_before_a_stream_begins(
     engine: EngineProcess, http: aiohttp.ClientSession
 ) -> None:
@@ -262,6 +263,53 @@ async def test_a_killed_engine_is_noticed_and_takes_its_children_along(kind: str
             assert "SIGKILL" in await engine.wait_exit()
         _, left = psutil.wait_procs(children, timeout=5)
         assert not left
+
+
+STALL_S = 2.0
+
+
+async def test_an_engine_that_hangs_with_requests_is_ended_though_its_server_answers() -> None:
+    spec = dataclasses.replace(SPECS["fake"], stall_timeout_s=STALL_S)
+    async with running(spec) as engine, aiohttp.ClientSession(headers={SECRET_HEADER: SECRET}) as session:
+        wedging = body(max_tokens=100)
+        wedging["messages"][0]["content"] = "fake[wedge_at=3]"
+        asking = asyncio.ensure_future(session.post(engine.address.url + CHAT, json=wedging))
+        await until_in_flight(engine, 1)
+        async with session.get(engine.address.url + "/health") as health:
+            assert health.status == 200
+        async with asyncio.timeout(10):
+            assert "it hung: 1 requests and no step for 2 s" in await engine.wait_exit()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
+
+
+@pytest.mark.case(26)
+async def test_an_engine_whose_requests_are_slow_is_left_alone() -> None:
+    spec = dataclasses.replace(SPECS["fake"], stall_timeout_s=STALL_S)
+    async with running(spec) as engine, aiohttp.ClientSession(headers={SECRET_HEADER: SECRET}) as session:
+        slow = body(max_tokens=2)
+        slow["messages"][0]["content"] = f"fake[ttft_s={2 * STALL_S}]"
+        async with session.post(engine.address.url + CHAT, json=slow) as answer:
+            assert answer.status == 200
+        assert engine.phase is Phase.READY
+
+
+@pytest.mark.real_engine
+async def test_vllms_core_that_hangs_is_noticed_by_its_steps() -> None:
+    spec = dataclasses.replace(SPECS["vllm"], stall_timeout_s=STALL_S)
+    async with running(spec) as engine, aiohttp.ClientSession(headers={SECRET_HEADER: SECRET}) as session:
+        async with session.post(engine.address.url + CHAT, json=body()) as answer:
+            assert answer.status == 200
+        assert engine.pid
+        (core,) = [
+            child for child in psutil.Process(engine.pid).children() if "EngineCore" in " ".join(child.cmdline())
+        ]
+        core.suspend()
+        asking = asyncio.ensure_future(session.post(engine.address.url + CHAT, json=body()))
+        async with asyncio.timeout(15):
+            assert "it hung" in await engine.wait_exit()
+        with pytest.raises(aiohttp.ClientError):
+            await asking
 
 
 async def test_a_standby_host_that_died_is_replaced_by_a_new_one() -> None:

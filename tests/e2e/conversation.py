@@ -1,4 +1,4 @@
-"""One answer, streamed or not, as a client sees it; and what holds for every answer, whatever was asked."""
+"""Chats with the real engine: what is asked; one answer, streamed or not, as a client sees it; what holds for all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import dataclasses
 import json
 from typing import Any
 
+import pytest
 from tokenizers import Tokenizer
 
+from tests.e2e.conftest import QWEN
 from tests.e2e.service import MODELS_DIR, Service
 
+ON = {"chat_template_kwargs": {"enable_thinking": True}}
+OFF = {"chat_template_kwargs": {"enable_thinking": False}}
+BOTH_WAYS = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
@@ -51,6 +56,21 @@ BEGINS_THE_THOUGHT: dict[str, Any] = {
 # Where a grammar admits any white space, random weights would write nothing else.
 COMPACT_CALL = leaning_to('{"', '"', "city", '"city', '":', ":", '"Oslo', "Oslo", '"}', "}", '"}}', "</tool_call>")
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+def user(text: str) -> list[dict[str, Any]]:
+    """One user message."""
+    return [{"role": "user", "content": text}]
+
+
+def body(text: str = "2+2?", **fields: Any) -> dict[str, Any]:
+    """A request to the model that has Qwen3's template and parsers."""
+    return {"model": QWEN, "messages": user(text), "max_tokens": 40, "temperature": 0, **fields}
+
+
+def forced(regex: str) -> dict[str, Any]:
+    """Lets random weights say this."""
+    return {"structured_outputs": {"regex": regex}}
 
 
 @dataclasses.dataclass
@@ -114,6 +134,9 @@ def _joined(status: int, headers: dict[str, str], text: str) -> Answer:
         answer.ids.add(chunk["id"])
         answer.usage = chunk.get("usage") or answer.usage
         for choice in chunk["choices"]:
+            if choice["index"]:
+                continue
+            assert "finish_reason" in choice, "null, where it goes on"
             answer.finish = choice["finish_reason"] or answer.finish
             answer.logprobs += (choice.get("logprobs") or {}).get("content") or []
             for name, found in pieces.items():

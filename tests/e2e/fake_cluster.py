@@ -167,14 +167,14 @@ class FakeCluster:
 
     def stop(self) -> None:
         """End every process of this cluster, and no other, and remove its files."""
-        while family := self._family():
+        while family := self.family():
             for process in family:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(family, timeout=POLL_S)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
-    def _family(self) -> list[psutil.Process]:
+    def family(self) -> list[psutil.Process]:
         """What was started with our environment, wherever it hangs in the tree of processes by now."""
         found = []
         for process in psutil.process_iter():

@@ -1,4 +1,5 @@
-"""Autoscaling on a cluster of three fake GPU nodes: from zero, for distinct models, by load, and back to nothing."""
+"""On a cluster of three fake GPU nodes: autoscaling from zero, for distinct models, by load, and back to nothing;
+and a node that is drained before it goes."""
 
 from __future__ import annotations
 
@@ -6,15 +7,20 @@ import dataclasses
 import http.client
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 
 from tests.e2e.fake_cluster import FakeCluster, FakeNodes, Snapshot, fake_cluster
-from tests.e2e.service import Service, wait_until
+from tests.e2e.service import REPOSITORY, Service, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -149,6 +155,7 @@ def gone(cluster: FakeCluster) -> bool:
     return not now.gpu_nodes and not now.running.get(POOL)
 
 
+@pytest.mark.case(34)
 def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Service, cluster: FakeCluster) -> None:
     status, _, details = service.request("/ready")
     assert (status, details["load_path"]) == (200, "moving")
@@ -156,6 +163,7 @@ def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Ser
     assert gone(cluster)
 
 
+@pytest.mark.case(34)
 def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Service, cluster: FakeCluster) -> None:
     wait_until(lambda: gone(cluster), 30, "no GPU node")
     began = time.monotonic()
@@ -199,6 +207,7 @@ def test_models_that_do_not_fit_together_get_a_replica_each_and_lose_nothing(
     assert watched.most_running(POOL) == 3
 
 
+@pytest.mark.case(71)
 def test_requests_that_come_while_the_pool_shrinks_are_all_answered(service: Service, cluster: FakeCluster) -> None:
     """One falls before, one into and one after the moment at which Serve stops the replica."""
     assert stream(service, "lazy-a", 5).whole
@@ -208,6 +217,7 @@ def test_requests_that_come_while_the_pool_shrinks_are_all_answered(service: Ser
         assert stream(service, model, 20).whole
 
 
+@pytest.mark.case(34)
 def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster: FakeCluster) -> None:
     began = time.monotonic()
     wait_until(lambda: gone(cluster), 30, "no replica of the pool and no GPU node")
@@ -215,6 +225,7 @@ def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster
     assert service.ready()
 
 
+@pytest.mark.case(22, 71)
 def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_with_its_streams_finished(
     service: Service, cluster: FakeCluster
 ) -> None:
@@ -227,3 +238,44 @@ def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_w
         wait_until(lambda: cluster.look().running[HOT] == 1, 20, "one replica")
         assert not any(answer.done() for answer in long)
         assert all(answer.result().whole for answer in long)
+
+
+def node_of_pool(cluster: FakeCluster) -> str:
+    """Ray's id of the node on which the only replica of the pool runs."""
+    (replica,) = (
+        process
+        for process in cluster.family()
+        if " ".join(process.cmdline()).startswith(f"ray::ServeReplica:switchyard:{POOL}")
+    )
+    raylet = replica.parent()
+    assert isinstance(raylet, psutil.Process)
+    found = re.search(r"--node_id=(\w+)", " ".join(raylet.cmdline()))
+    assert found
+    return found[1]
+
+
+def test_a_drained_node_finishes_its_streams_and_no_new_request_fails(service: Service, cluster: FakeCluster) -> None:
+    """As the preStop hook of a pod does it (ray-project/ray#41726)."""
+    stream(service, "lazy-a", 1)
+    wait_until(lambda: cluster.look().running.get(POOL) == 1, 30, "one replica of the pool")
+    node = node_of_pool(cluster)
+    with ThreadPoolExecutor() as threads:
+        long = threads.submit(stream, service, "lazy-a", 500)
+        wait_until(lambda: service.model("lazy-a")["in_flight"] == 1, 10, "the stream runs")
+        drain = subprocess.Popen(
+            [sys.executable, "-m", "serve_app", "drain", "--deadline-s", "60", "--node-id", node],
+            env={**os.environ, **cluster.environment},
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        answered = []
+        while drain.poll() is None:
+            answered.append(stream(service, "lazy-a", 10))
+        _, said = drain.communicate()
+        assert long.result().whole
+    assert (drain.returncode, said) == (0, "")
+    assert answered
+    assert all(answer.whole for answer in answered)
+    assert stream(service, "lazy-a", 10).whole
+    assert node_of_pool(cluster) != node

@@ -54,6 +54,7 @@ def test_killed_while_idle_is_a_503_that_says_when_to_come_back_and_heals(real: 
     assert real.request("/v1/chat/completions", {"messages": PARIS, "max_tokens": 2})[0] == 200
 
 
+@pytest.mark.case(115)
 def test_a_killed_lazy_engine_is_loaded_again_by_the_next_request(real: Service) -> None:
     body = {"model": LAZY, "messages": PARIS, "max_tokens": 2}
     assert real.request("/v1/chat/completions", body)[0] == 200

@@ -14,6 +14,7 @@ SECRET = "xyzzy-do-not-echo"
 HELLO = [{"role": "user", "content": SECRET}]
 
 
+@pytest.mark.case(4, 5, 14, 65)
 @pytest.mark.parametrize(
     ("body", "status", "param"),
     [
@@ -47,6 +48,7 @@ def test_a_wrong_body_is_refused_by_field(fake: Service, body: Any, status: int,
     assert SECRET not in str(answer)
 
 
+@pytest.mark.case(4, 118)
 @pytest.mark.parametrize(
     ("data", "headers", "status"),
     [
@@ -90,6 +92,7 @@ def test_a_wrong_path_or_method_is_refused(fake: Service, method: str, path: str
         assert headers["allow"]
 
 
+@pytest.mark.case(82)
 def test_the_clients_request_id_comes_back_and_a_bad_one_is_replaced(fake: Service) -> None:
     for given, kept in (("job/42", True), ("x" * 300, False), ("two words", False)):
         _, headers, _ = fake.request(CHAT, {"messages": HELLO}, headers={"x-request-id": given})

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+@pytest.mark.case(11)
 async def test_twenty_first_requests_share_one_load_and_the_states_show(
     real: Service, async_client: AsyncOpenAI
 ) -> None:
@@ -50,6 +51,7 @@ async def test_twenty_first_requests_share_one_load_and_the_states_show(
     assert [state for state in seen if state != "unloading"] == ["stopped", "loading", "awake", "stopped"]
 
 
+@pytest.mark.case(37)
 def test_a_stream_hears_that_its_model_loads_and_answers_within_the_load_time_and_two_seconds(
     real: Service,
 ) -> None:

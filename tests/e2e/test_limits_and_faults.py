@@ -25,6 +25,7 @@ async def _say(client: AsyncOpenAI, model: str, script: str = "", **more: Any) -
     return await client.chat.completions.create(model=model, messages=_messages(f"fake[{script}]"), **more)
 
 
+@pytest.mark.case(70)
 async def test_both_replicas_are_filled_to_the_last_place_and_the_next_is_refused_at_once(
     fake: Service, fake_client: AsyncOpenAI
 ) -> None:
@@ -41,6 +42,7 @@ async def test_both_replicas_are_filled_to_the_last_place_and_the_next_is_refuse
     assert (await _say(fake_client, "hot")).choices
 
 
+@pytest.mark.case(19)
 async def test_an_engine_that_fails_before_the_first_token_is_a_status_not_an_empty_stream(
     fake_client: AsyncOpenAI,
 ) -> None:
@@ -50,6 +52,7 @@ async def test_an_engine_that_fails_before_the_first_token_is_a_status_not_an_em
         assert raised.value.status_code == 503
 
 
+@pytest.mark.case(58)
 async def test_an_engine_that_fails_later_is_an_error_event(fake_client: AsyncOpenAI) -> None:
     stream = await _say(fake_client, "hot", "fail_at=3", stream=True)
     got: list[Any] = []
@@ -79,6 +82,7 @@ async def test_an_engine_that_dies_is_an_error_and_its_place_is_taken_by_a_new_o
     assert (await _say(fake_client, "hot")).choices
 
 
+@pytest.mark.case(56, 106)
 async def test_events_that_arrive_in_pieces_come_out_whole(fake_client: AsyncOpenAI) -> None:
     text = "🧑‍🚀 汉字 ༼ つ ◕_◕ ༽つ 𠮷野家"
     for cut in (1, 3, 7):
@@ -87,6 +91,7 @@ async def test_events_that_arrive_in_pieces_come_out_whole(fake_client: AsyncOpe
         assert joined == text
 
 
+@pytest.mark.case(7)
 async def test_a_model_in_use_is_not_evicted_and_the_next_one_waits_for_it(
     fake: Service, fake_client: AsyncOpenAI
 ) -> None:
@@ -100,6 +105,7 @@ async def test_a_model_in_use_is_not_evicted_and_the_next_one_waits_for_it(
     await asyncio.to_thread(fake.in_state, "lazy-a", "stopped", 5)
 
 
+@pytest.mark.case(35)
 async def test_two_clients_on_two_models_with_room_for_one_both_get_all_their_answers(
     fake: Service, fake_client: AsyncOpenAI
 ) -> None:
@@ -117,6 +123,7 @@ async def test_two_clients_on_two_models_with_room_for_one_both_get_all_their_an
     assert fake.model("lazy-a")["loads"] + fake.model("lazy-b")["loads"] - before <= 20
 
 
+@pytest.mark.case(37)
 def test_past_the_hold_limit_it_is_a_503_with_a_time_on_a_stream_too(fake: Service) -> None:
     fake.in_state("lazy-a", "stopped")
     fake.in_state("lazy-b", "stopped")
@@ -131,6 +138,7 @@ def test_past_the_hold_limit_it_is_a_503_with_a_time_on_a_stream_too(fake: Servi
     assert text.endswith("data: [DONE]\n\n")
 
 
+@pytest.mark.case(22, 59)
 def test_a_burst_of_leavers_leaves_nothing_in_flight(fake: Service) -> None:
     async def leave() -> None:
         client = AsyncOpenAI(base_url=fake.base_url + "/v1", api_key="none", max_retries=0)
@@ -148,6 +156,7 @@ def test_a_burst_of_leavers_leaves_nothing_in_flight(fake: Service) -> None:
     assert fake.request(CHAT, {"messages": _messages("hi")})[0] == 200
 
 
+@pytest.mark.case(71)
 def test_ctrl_c_lets_a_running_stream_finish_and_leaves_no_process() -> None:
     with running([fake_models()[0]]) as service:
 

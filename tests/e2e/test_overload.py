@@ -141,6 +141,7 @@ def _in_flight(service: Service) -> int:
     return int(card["in_flight"])
 
 
+@pytest.mark.case(22)
 def test_ten_times_the_capacity_harms_nobody_who_is_let_in(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     seconds = request.config.getoption("--overload-seconds", default=None) or OVERLOAD_S
     audit = {"sink": "file", "directory": str(tmp_path)}

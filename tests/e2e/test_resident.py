@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
 PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 
 
+@pytest.mark.case(53, 55)
 def test_the_capital_of_france_is_paris_and_the_stream_joins_to_the_same_text(client: OpenAI) -> None:
     whole = client.chat.completions.create(model=RESIDENT, messages=PARIS, temperature=0)
     stream = client.chat.completions.create(
@@ -26,12 +27,15 @@ def test_the_capital_of_france_is_paris_and_the_stream_joins_to_the_same_text(cl
     joined = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert "Paris" in (whole.choices[0].message.content or "")
     assert joined == whole.choices[0].message.content
-    assert len({chunk.id for chunk in chunks}) == 1
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in chunks}) == 1
+    assert chunks[0].model == RESIDENT
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert chunks[-1].choices == []
+    assert [index for index, chunk in enumerate(chunks) if not chunk.choices] == [len(chunks) - 1]
+    assert chunks[-2].choices[0].finish_reason == "stop"
     assert chunks[-1].usage == whole.usage
 
 
+@pytest.mark.case(14)
 @pytest.mark.parametrize("model", ["auto", None, "", RESIDENT, "smollm2", "org/SmolLM2"])
 def test_every_name_of_the_resident_model_answers(real: Service, model: str | None) -> None:
     body = {"messages": PARIS, "max_tokens": 3}
@@ -52,6 +56,7 @@ def test_text_completions_work(client: OpenAI) -> None:
     assert "Paris" in answer.choices[0].text
 
 
+@pytest.mark.case(28)
 def test_optional_fields_sent_as_null_are_as_if_left_out(real: Service) -> None:
     nothing = dict.fromkeys(
         [
@@ -71,6 +76,7 @@ def test_optional_fields_sent_as_null_are_as_if_left_out(real: Service) -> None:
     assert status == 200
 
 
+@pytest.mark.case(67, 116)
 def test_models_lists_all_of_them_without_loading_any(client: OpenAI, real: Service) -> None:
     listed = {model.id for model in client.models.list()}
     assert {RESIDENT, LAZY, "org/tiny-qwen3:test", "broken"} <= listed
@@ -88,6 +94,7 @@ def test_serves_ingress_answers_with_the_same_app(real: Service) -> None:
     assert answer["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.case(110)
 def test_too_long_a_prompt_is_a_400_with_the_numbers_streaming_or_not(real: Service) -> None:
     for stream in (False, True):
         body = {"messages": [{"role": "user", "content": "tea " * 5000}], "stream": stream}
@@ -113,6 +120,7 @@ def test_what_only_the_engine_can_refuse_is_a_400_in_our_shape(real: Service) ->
     assert real.ready()
 
 
+@pytest.mark.case(59, 107)
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_the_engine_within_a_second(real: Service, stream: bool) -> None:
     body = {"messages": PARIS, "max_tokens": 1900, "ignore_eos": True, "stream": stream}

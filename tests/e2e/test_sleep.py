@@ -49,6 +49,7 @@ def test_preloaded_model_is_up_before_anybody_asks(sleepy: Service) -> None:
     assert "x-router-cold-start-ms" not in ask(sleepy, "first")
 
 
+@pytest.mark.case(127)
 def test_model_that_makes_room_sleeps_and_wakes_without_a_load(sleepy: Service) -> None:
     sleepy.in_state("first", "awake")
     ask(sleepy, "org/second:1")

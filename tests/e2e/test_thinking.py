@@ -57,6 +57,7 @@ def _body(form: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {**base, "ignore_eos": True, **form, **more}
 
 
+@pytest.mark.case(65)
 @pytest.mark.parametrize("form", ON, ids=str)
 def test_thinking_on_puts_the_text_into_reasoning(real: Service, form: dict[str, Any]) -> None:
     status, headers, answer = real.request("/v1/chat/completions", _body(form), timeout_s=120)
@@ -79,6 +80,7 @@ def test_thinking_off_puts_the_text_into_content(real: Service, form: dict[str, 
     assert headers["x-router-thinking"] == "off"
 
 
+@pytest.mark.case(10, 62)
 @pytest.mark.parametrize("thinking", [True, False])
 def test_a_stream_says_the_same_in_the_same_fields(real: Service, thinking: bool) -> None:
     form = {"chat_template_kwargs": {"enable_thinking": thinking}}
@@ -112,6 +114,7 @@ def test_a_model_that_cannot_think_answers_and_says_so(real: Service) -> None:
     assert "cannot think" in headers["x-router-warning"]
 
 
+@pytest.mark.case(16)
 def test_a_tool_call_comes_through_the_real_parser_streaming_or_not(real: Service) -> None:
     call = r'<tool_call>\n\{"name": "get_weather", "arguments": \{"city": "北京"\}\}\n</tool_call>'
     body = {

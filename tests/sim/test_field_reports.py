@@ -24,6 +24,7 @@ from serve_app.residency.policy import LEASE_S, MAX_BACKOFF_FACTOR, RESIDENCY_PE
 # Evicted while it streams
 
 
+@pytest.mark.case(7)
 def test_model_that_streams_is_not_evicted_and_the_newcomer_gets_its_room_after_it() -> None:
     w = awake(world(), "a")
     w.begin("a")
@@ -49,6 +50,7 @@ def test_model_that_streams_is_not_put_to_sleep_either() -> None:
 # Evicted before its waiter is served
 
 
+@pytest.mark.case(8)
 def test_loaded_model_is_not_evicted_before_its_waiter_is_served() -> None:
     w = world(min_residency_s=0)
     w.want("a")
@@ -65,6 +67,7 @@ def test_loaded_model_is_not_evicted_before_its_waiter_is_served() -> None:
     assert w.actions(Grant, "b")
 
 
+@pytest.mark.case(8)
 def test_old_request_that_ends_does_not_end_the_lease_of_a_new_grant() -> None:
     w = awake(world(), "a")
     w.begin("a")
@@ -95,6 +98,7 @@ def test_request_that_made_an_unload_stop_does_not_end_the_lease_of_a_new_grant(
 # A burst
 
 
+@pytest.mark.case(11)
 def test_burst_on_a_cold_model_starts_one_load_and_grants_all_at_once() -> None:
     w = world()
     for _ in range(20):
@@ -107,6 +111,7 @@ def test_burst_on_a_cold_model_starts_one_load_and_grants_all_at_once() -> None:
 # Ping-pong
 
 
+@pytest.mark.case(35)
 def test_thrash_between_two_models_is_bounded_by_the_residency_time() -> None:
     w = world()
     for _ in range(600):
@@ -226,6 +231,7 @@ def test_nobody_is_drained_for_a_waiter_who_has_left() -> None:
 # The idle timer
 
 
+@pytest.mark.case(23)
 def test_idle_timer_does_not_run_during_the_load() -> None:
     w = World([model("a", idle_unload_s=30)], LIMITS)
     w.hangs.add(("a", Stage.LOADING))
@@ -355,10 +361,35 @@ def waits_s(w: World, traffic: Callable[[World], None]) -> float:
 BOUND_S = LIMITS.ageing_s + LIMITS.min_residency_s + LEASE_S + 3 + 5
 
 
+@pytest.mark.case(89)
 @pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("start", [0.0, 1000.0])
 def test_queued_model_is_not_starved_by_traffic_on_a_loaded_one(traffic: Callable[[World], None], start: float) -> None:
     assert waits_s(world(at=start), traffic) <= BOUND_S
+
+
+@pytest.mark.case(89)
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_ten_requests_for_one_model_and_one_for_another_take_three_loads_at_most(first: str) -> None:
+    w = world()
+    for name in [first, "a", "b", *["a"] * 9]:
+        w.want(name)
+    answered = {"a": 0, "b": 0}
+    for _ in range(600):
+        for name, asked in (("a", 10), ("b", 1)):
+            # Whoever was granted comes in, one after the other, a second each.
+            if answered[name] < asked and w.begin(name):
+                w.run(1)
+                w.finish(name)
+                answered[name] += 1
+            elif answered[name] < asked and not w.waiting[name]:
+                w.want(name)
+        w.run(0.5)
+        if answered == {"a": 10, "b": 1}:
+            break
+    assert answered == {"a": 10, "b": 1}
+    assert len(w.actions(Load)) <= 3
+    assert max(w.actions(Grant, "a") + w.actions(Grant, "b")) < BOUND_S
 
 
 @pytest.mark.parametrize("traffic", TRAFFIC)
@@ -439,6 +470,7 @@ def test_waiter_that_asks_again_at_once_keeps_its_place_and_its_age() -> None:
 # A sleeping engine
 
 
+@pytest.mark.case(127)
 def test_request_to_a_sleeping_engine_wakes_it_and_is_granted_then() -> None:
     w = asleep(world(sleeper("a"), host_bytes=10), "a")
     assert not w.begin("a")
@@ -450,6 +482,7 @@ def test_request_to_a_sleeping_engine_wakes_it_and_is_granted_then() -> None:
     assert w.begin("a")
 
 
+@pytest.mark.case(127)
 def test_request_to_an_engine_that_falls_asleep_waits_and_wakes_it_again() -> None:
     w = awake(world(sleeper("a", idle_sleep_s=10), host_bytes=10), "a")
     while w.stage("a") is not Stage.FALLING_ASLEEP:

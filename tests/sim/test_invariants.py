@@ -182,6 +182,7 @@ class NothingInUseGoes(Queue):
                 assert not just_granted, "it has just been granted"
 
 
+@pytest.mark.case(7)
 @always
 @lives
 def test_nothing_in_use_rising_waited_for_just_granted_or_pinned_is_put_away(seed: int, steps: int) -> None:
@@ -295,6 +296,7 @@ def calm(w: World) -> None:
             w.finish(name)
 
 
+@pytest.mark.case(74)
 @always
 @lives
 def test_memory_is_never_over_the_limits_but_by_a_measured_size_that_is_then_shed(seed: int, steps: int) -> None:

@@ -20,8 +20,9 @@ CONFIG = Config.model_validate(
                 "tier": "resident",
                 "source": "org/thinker",
                 "context": 40_000,
+                "abilities": ["chat", "completions", "tools"],
                 "thinking": {"supported": True},
-                "engine": {"reasoning_parser": "qwen3"},
+                "engine": {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"},
                 "sampling": {
                     "thinking": {"temperature": 0.6, "top_p": 0.95, "top_k": 20},
                     "plain": {"temperature": 0.7, "top_p": 0.8, "top_k": 20},

@@ -421,7 +421,26 @@ CHAT, PREVIEW = "/v1/chat/completions", "/v1/router/preview"
 
 
 @pytest.mark.parametrize("path", [CHAT, PREVIEW])
-@pytest.mark.parametrize("name", [HIDDEN, "mask", f"{HIDDEN}:think", "mask:fast"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        HIDDEN,
+        "mask",
+        f"{HIDDEN}:think",
+        "mask:fast",
+        HIDDEN.upper(),
+        f" {HIDDEN}",
+        f"{HIDDEN} ",
+        f"{HIDDEN}\x00",
+        "MASK",
+        f"./{HIDDEN}",
+        f"{HIDDEN}/",
+        f"openai/{HIDDEN}",
+        f"{HIDDEN}\u200b",
+        f"{HIDDEN}:think:think",
+        f"auto:{HIDDEN}",
+    ],
+)
 async def test_model_that_the_key_may_not_use_is_as_one_that_is_not_there(path: str, name: str) -> None:
     async with service(config(entry(OWN, models=[HOT, COLD]))) as app:
         hidden = await asked(app, path, chat(model=name))
@@ -429,6 +448,25 @@ async def test_model_that_the_key_may_not_use_is_as_one_that_is_not_there(path: 
         allowed = [await asked(app, path, chat(model=model)) for model in (HOT, "nick", COLD)]
     assert (hidden.status, hidden.error["code"], hidden.body) == (404, "model_not_found", missing.body)
     assert [call.status for call in allowed] == [200] * 3
+
+
+async def test_the_last_of_two_models_in_a_body_is_the_one_that_is_checked_and_asked_for() -> None:
+    async with service(config(entry(OWN, models=[HOT, COLD]))) as app:
+        twice = b'{"messages":[{"role":"user","content":"hi"}],"model":"%s","model":"%s"}'
+        for first, last, status in ((HOT, HIDDEN, 404), (HIDDEN, HOT, 200)):
+            raw = twice % (first.encode(), last.encode())
+            call = await Call(app, raw, path=CHAT, headers={"authorization": f"Bearer {OWN}"}).done()
+            assert call.status == status
+
+
+async def test_a_key_in_the_address_opens_nothing_and_is_written_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with service(config(entry(OWN))) as app:
+        for name in ("key", "api_key", "access_token", "authorization"):
+            call = await Call(app, path="/v1/models", method="GET", query=f"{name}={OWN}").done()
+            assert call.status == 401
+            assert OWN not in call.body.decode()
+    assert OWN not in caplog.text
 
 
 @pytest.mark.parametrize("endpoint", ["completions", "embeddings"])

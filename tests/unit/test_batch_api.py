@@ -209,14 +209,13 @@ async def test_lines_give_way_to_requests_that_wait_for_an_answer(tmp_path: Path
 async def test_lines_come_as_their_owner_with_the_lowest_priority(tmp_path: Path) -> None:
     async with front(tmp_path, keys=KEYS) as it, it.client("secret-n") as client:
         seen: list[dict[str, Any]] = []
-        routes = it.app._app
+        chat = it.app._engine_apps[CHAT]
 
         async def looking(scope: Any, receive: Any, send: Any) -> None:
-            if scope["path"] == CHAT:
-                seen.append(scope)
-            await routes(scope, receive, send)
+            seen.append(scope)
+            await chat(scope, receive, send)
 
-        it.app._app = looking  # type: ignore[assignment]
+        it.app._engine_apps[CHAT] = looking
         batch = await reached(client, await started(client, lines("hot", "cold")), "completed")
         assert [(scope[CALLER].id, scope[PRIORITY]) for scope in seen] == [("narrow", OFFLINE_PRIORITY)] * 2
         found = await results(client, batch.error_file_id)
@@ -256,6 +255,23 @@ async def test_lists_come_in_pages(tmp_path: Path) -> None:
         assert [batch.id async for batch in client.batches.list(limit=1)] == batches[::-1]
         page = await client.batches.list(limit=2)
         assert (page.has_more, [batch.id for batch in page.data]) == (True, batches[:0:-1])
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "x", "1.5", "\u00b2", "\u0663", "9" * 5000, ""])
+@pytest.mark.parametrize("path", ["/files", "/batches"])
+async def test_an_odd_length_of_a_page_is_a_400(tmp_path: Path, path: str, limit: str) -> None:
+    async with front(tmp_path) as it, it.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.get(path, cast_to=object, options={"params": {"limit": limit}})
+        assert refused.value.param == "limit"
+
+
+@pytest.mark.parametrize("wanted", ["bytes=0-0", "bytes=5-1", "bytes=x", "lines=1", "bytes=" + "0-," * 5000 + "0-"])
+async def test_a_file_is_given_whole_whatever_range_is_asked_for(tmp_path: Path, wanted: str) -> None:
+    async with front(tmp_path) as it, it.client() as client:
+        file = await client.files.create(file=("f", b"abc"), purpose="batch")
+        got = await client.files.with_raw_response.content(file.id, extra_headers={"range": wanted})
+        assert (got.status_code, got.content) == (200, b"abc")
 
 
 async def test_a_deleted_file_is_gone(tmp_path: Path) -> None:

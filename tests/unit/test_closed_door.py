@@ -175,6 +175,7 @@ TARGETS = [
 ]
 
 
+@pytest.mark.case(13)
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: repr(target)[:40])
 def test_no_way_to_write_a_path_gets_behind_the_door(port: int, target: str | bytes) -> None:
     for method in ("GET", "POST", "HEAD"):
@@ -203,6 +204,7 @@ def test_connect_does_not_make_a_tunnel(port: int) -> None:
 INNER = request("/v1/models")
 
 
+@pytest.mark.case(13)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -266,6 +268,7 @@ def test_requests_behind_a_probe_need_a_key_of_their_own(port: int, raw: bytes) 
         assert status in (400, 401, 405) or json.loads(body).get("service") == "test", (status, body)
 
 
+@pytest.mark.case(13)
 @pytest.mark.parametrize("path", PROBES)
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_probes_are_answered_without_a_key_and_name_no_model(port: int, path: str, method: str) -> None:

@@ -178,10 +178,11 @@ def test_resident_model_may_be_larger_than_the_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"resources": {"num_gpus": 1}}, {"replicas": 2}, {"autoscaling": {"max_replicas": 2}}]
+    "fields",
+    [{"resources": {"num_gpus": 1}}, {"replicas": 2}, {"autoscaling": {"max_replicas": 2}}, {"gpu_memory_gb": 24}],
 )
 def test_lazy_model_with_resources_of_its_own_is_refused(fields: dict[str, Any]) -> None:
-    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources, replicas and autoscaling")
+    assert complaint(resident(), lazy(**fields)).startswith("models[1]: resources, gpu_memory_gb, replicas and")
 
 
 def test_autoscaling_is_instead_of_a_number_of_replicas() -> None:
@@ -251,6 +252,7 @@ def test_engine_gets_its_context_and_its_own_arguments() -> None:
     assert spec.args == {"max_model_len": 4096, "dtype": "bfloat16"}
 
 
+@pytest.mark.case(74)
 def test_lazy_model_gets_its_share_of_the_gpu() -> None:
     config = parsed(resident(), lazy(memory_gb=6), pool={"memory_gb": 60, "gpu_memory_gb": 80})
     assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.075
@@ -258,7 +260,7 @@ def test_lazy_model_gets_its_share_of_the_gpu() -> None:
 
 
 def test_share_of_the_gpu_that_was_given_is_kept() -> None:
-    model = lazy(memory_gb=6, engine={"gpu_memory_utilization": 0.5})
+    model = lazy(memory_gb=40, engine={"gpu_memory_utilization": 0.5})
     config = parsed(resident(), model, pool={"memory_gb": 60, "gpu_memory_gb": 80})
     assert config.engine_spec(config.models[1]).args["gpu_memory_utilization"] == 0.5
 

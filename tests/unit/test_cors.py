@@ -110,3 +110,59 @@ def test_what_is_no_origin_is_refused_by_its_path(origin: str) -> None:
 @pytest.mark.parametrize("origin", ["*", PAGE, "http://localhost:3000", "http://[::1]:3000", "tauri://localhost"])
 def test_every_form_of_an_origin_is_taken(origin: str) -> None:
     parse_config(config([origin]))
+
+
+LOCAL_NAMES = [
+    "127.0.0.1:8000",
+    "127.0.0.1",
+    "[::1]:8000",
+    "localhost:8000",
+    "LOCALHOST",
+    "box",
+    "box:8000",
+    "10.0.0.7:1",
+]
+RESERVED_NAMES = ["host.docker.internal:8000", "box.local", "a.localhost:1", "localhost."]
+PUBLIC_NAMES = [
+    "evil.example.com:8000",
+    "evil.example.com",
+    "127.0.0.1.evil.com",
+    "localhost.evil.com.",
+    "EVIL.COM:8000",
+]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/files", "/openapi.json", "/v1/router/conversations/x"])
+@pytest.mark.parametrize("host", PUBLIC_NAMES)
+async def test_page_whose_name_was_bound_to_this_machine_reads_nothing(host: str, path: str) -> None:
+    call = await greeted(host, path=path)
+    assert (call.status, call.error["code"]) == (403, "wrong_host")
+    assert "evil" not in call.error["message"].lower()
+
+
+@pytest.mark.parametrize("host", [*LOCAL_NAMES, *RESERVED_NAMES])
+async def test_this_machine_answers_to_every_name_that_nobody_can_own(host: str) -> None:
+    assert (await greeted(host)).status == 200
+
+
+async def test_name_of_a_proxy_in_front_may_be_listed() -> None:
+    assert (await greeted("llm.example.org", hosts=["llm.example.org"])).status == 200
+    assert (await greeted("llm.example.org.evil.com", hosts=["llm.example.org"])).status == 403
+    with pytest.raises(ConfigError, match=r"security\.hosts\[0\]: "):
+        parse_config(config([]) | {"security": {"hosts": ["https://llm.example.org"]}})
+
+
+async def test_probes_a_key_and_a_service_for_others_are_asked_for_no_name() -> None:
+    assert (await greeted("evil.com", path="/health")).status == 200
+    assert (await greeted("evil.com", router={"host": "0.0.0.0"})).status == 200
+    with_key = RouterApp(Config.model_validate(config([])), {"hot": "Hot"}, Pool(), "test")
+    sent = {"host": "llm.example.org", "authorization": f"Bearer {KEY}"}
+    assert (await Call(with_key, path="/v1/models", method="GET", headers=sent).done()).status == 200
+
+
+async def greeted(host: str, *, path: str = "/v1/models", router: Any = None, hosts: Any = ()) -> Call:
+    """A page's reading request, as a browser sends it to the origin that it takes the page's to be: without one."""
+    settings = config([], keyed=False) | {"router": router or {}}
+    settings["security"]["hosts"] = list(hosts)
+    app = RouterApp(Config.model_validate(settings), {"hot": "Hot"}, Pool(), "test")
+    return await Call(app, path=path, method="GET", headers={"host": host}).done()

@@ -167,8 +167,9 @@ def test_all_other_fields_reach_the_engine_as_they_came() -> None:
         "structured_outputs": {"regex": "a|b"},
         "logprobs": True,
     }
+    call = {"id": "1", "custom": None, "type": "function", "function": {"name": "f", "arguments": "{}", "y": 1}}
     messages = [
-        {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": [{"id": "1", "custom": None}]},
+        {"role": "assistant", "content": None, "reasoning": "r", "tool_calls": [call]},
         {"role": "user", "content": "x /no_think"},
     ]
     body = sent({"messages": messages, "model": "big", **extra})
@@ -431,3 +432,15 @@ def test_any_body_is_decided_or_refused_by_field_and_the_clients_choice_holds(
         assert decision.thinking
         room = said.get("max_completion_tokens") or said.get("max_tokens") or CATALOG.models[decision.model_id].context
         assert decision.budget <= max(1, 0.75 * room), "no quarter is left for the answer"
+
+
+@pytest.mark.case(86)
+@pytest.mark.parametrize("choice", [{}, {"tool_choice": "auto"}])
+def test_tools_for_a_model_that_is_not_set_up_for_them_are_a_400_that_wakes_nothing(choice: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+    with pytest.raises(ApiError) as refused:
+        decided(chat("Weather in Oslo?", model="org/plain:1b", tools=[tool], **choice))
+    assert (refused.value.status, refused.value.param, refused.value.code) == (400, "tools", "unsupported_tools")
+    assert "org/plain:1b does not call tools" in refused.value.message
+    for allowed in ({"tool_choice": "none"}, {"tool_choice": "required"}):
+        assert decided(chat("x", model="org/plain:1b", tools=[tool], **allowed)).model_id == "org/plain:1b"

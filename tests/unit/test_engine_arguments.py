@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from catalogs import chat
 
 from serve_app import engine_arguments
 from serve_app.catalog import catalog_of
+from serve_app.check import read_file
 from serve_app.config import Config, ConfigError, parse_config
 from serve_app.engines import vllm
 from serve_app.errors import ApiError
+from serve_app.model_schema import REPOSITORY
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
@@ -107,6 +111,7 @@ def test_engine_fetches_media_from_nowhere_unless_hosts_are_listed() -> None:
     assert listed.allowed_media_domains == ["a.example", "b.example"]
 
 
+@pytest.mark.case(127)
 def test_engine_follows_no_redirects_and_opens_nothing_for_developers_whatever_its_node_says() -> None:
     environment = vllm.host_environment()
     assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
@@ -138,7 +143,7 @@ def looked_at(part: dict[str, Any], hosts: list[str] | None = None) -> str:
         {"type": "input_image", "image_url": "http://secret-host/"},
         {"type": "audio_url", "audio_url": {"url": "http://secret-host/a.wav"}},
         {"type": "video_url", "video_url": {"url": "ftp://secret-host/a.mp4"}},
-        {"image_url": {"url": " data:image/png;base64,AAAA"}},
+        {"type": "image_url", "image_url": {"url": " data:image/png;base64,AAAA"}},
     ],
 )
 def test_media_from_elsewhere_is_a_400_before_anything_is_fetched(part: dict[str, Any]) -> None:
@@ -221,3 +226,36 @@ def test_vllm_itself_fetches_nothing_with_what_it_is_told_by_default() -> None:
             connector.load_from_url(f"http://127.0.0.1:{inner.getsockname()[1]}/", ImageMediaIO())
         with pytest.raises(TimeoutError):
             inner.accept()
+
+
+def on_the_command_line(engine: dict[str, Any]) -> list[str]:
+    """Arguments as people type them after `vllm serve`."""
+    words: list[str] = []
+    for key, value in engine.items():
+        flag = "--" + key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif isinstance(value, dict):
+            words += [flag, json.dumps(value)]
+        else:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return words
+
+
+# Said in docs/configuration.md, and what the pool decides.
+OURS = {*vllm._DEFAULTS, "enable_auto_tool_choice", "enable_sleep_mode", "gpu_memory_utilization"}
+
+
+@pytest.mark.case(136)
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "deployments").glob("*.yaml")), ids=lambda file: file.name)
+def test_engines_are_started_as_vllm_serve_would_with_the_same_flags(file: Path) -> None:
+    config = read_file(file).config
+    for model in [*config.residents, *config.lazy]:
+        if model.fake or model.external:
+            continue
+        spec = config.engine_spec(model)
+        ours = vars(vllm.parse_arguments(spec.source, spec.model_id, spec.args))
+        flags = ["--model", spec.source, "--served-model-name", model.id, "--max-model-len", str(model.context)]
+        theirs = vars(vllm._parser().parse_args(flags + on_the_command_line(model.engine)))
+        differing = {key for key in ours if ours[key] != theirs[key]}
+        assert differing <= OURS - set(model.engine), model.id

@@ -52,6 +52,8 @@ def test_body_that_is_no_object_is_a_400(body: object) -> None:
         ({"seed": 1.5}, "seed"),
         ({"stop": 3}, "stop"),
         ({"stop": ["a", 3]}, "stop"),
+        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ({"structured_outputs": "regex"}, "structured_outputs"),
         ({"user": {}}, "user"),
         ({"tools": {}}, "tools"),
         ({"stream_options": []}, "stream_options"),
@@ -82,6 +84,15 @@ def test_field_of_the_wrong_type_is_a_400_that_names_it(fields: dict[str, Any], 
         ([{"role": "user", "content": "hi"}, {"role": "user", "content": 5}], "messages[1].content"),
         ([{"role": "user", "content": {"type": "text", "text": "hi"}}], "messages[0].content"),
         ([{"role": "user", "content": True}], "messages[0].content"),
+        ([{"role": "user", "content": ["loose"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"text": "no type"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": ["text"]}]}], "messages[0].content[1]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
+        ([{"role": "assistant", "tool_calls": {"id": "c"}}], "messages[0].tool_calls"),
+        ([{"role": "assistant", "tool_calls": ["f"]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{"id": "c", "function": None}]}], "messages[0].tool_calls[0]"),
+        ([{"role": "assistant", "tool_calls": [{"function": {"arguments": "{}"}}]}], "messages[0].tool_calls[0]"),
     ],
 )
 def test_malformed_messages_are_a_400_that_names_the_place(messages: object, param: str) -> None:
@@ -168,6 +179,7 @@ def test_refusal_never_holds_what_the_client_wrote(body: dict[str, Any]) -> None
     assert SECRET_TEXT not in str(refusal(body).payload())
 
 
+@pytest.mark.case(28)
 @pytest.mark.parametrize(
     "field", ["model", "temperature", "max_tokens", "stream", "tools", "chat_template_kwargs", "seed", "mode"]
 )
@@ -198,6 +210,7 @@ def test_null_beside_messages_does_not_hide_the_value_in_extra_body() -> None:
     assert read_facts(chat(top_k=None, extra_body={"top_k": 2}), "chat").body["top_k"] == 2
 
 
+@pytest.mark.case(32)
 def test_unknown_fields_and_history_fields_are_kept_unchanged() -> None:
     messages = [
         {
@@ -208,7 +221,9 @@ def test_unknown_fields_and_history_fields_are_kept_unchanged() -> None:
             "role": "assistant",
             "content": None,
             "reasoning_content": "r",
-            "tool_calls": [{"id": "1", "x": None}],
+            "tool_calls": [
+                {"id": "1", "x": None, "type": "function", "function": {"name": "f", "arguments": "{}", "y": 1}}
+            ],
         },
         {"role": "tool", "tool_call_id": "1", "content": "42", "odd": [1, {"b": None}]},
     ]
@@ -240,7 +255,7 @@ def test_max_completion_tokens_beats_the_older_max_tokens() -> None:
         (None, ""),
         ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "a\nb"),
         ([{"type": "image_url", "image_url": {"url": "u"}}], ""),
-        ([{"text": 7}, {"text": ["x"]}, {"text": None}, "loose", 3, None, True, []], ""),
+        ([{"type": "odd", "text": 7}, {"type": "odd", "text": None}], ""),
         ([], ""),
     ],
 )
@@ -262,3 +277,9 @@ def test_largest_integers_of_json_do_not_crash(value: int) -> None:
 @pytest.mark.parametrize("endpoint", ["tokenize", "score", "rerank", "detokenize"])
 def test_an_empty_list_where_no_prompt_is_checked_counts_nothing(endpoint: Endpoint) -> None:
     assert estimate_of(read_facts({"prompt": [], "messages": []}, endpoint)) == 0
+
+
+def test_a_completion_of_no_token_is_taken_where_it_echoes() -> None:
+    assert read_facts({"prompt": "a", "max_tokens": 0, "echo": True}, "completions").max_tokens == 0
+    assert refusal({"prompt": "a", "max_tokens": 0}, "completions").param == "max_tokens"
+    assert refusal(chat(max_tokens=0, echo=True)).param == "max_tokens"

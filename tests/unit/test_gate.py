@@ -94,6 +94,7 @@ async def running(gate: Gate, app: App, count: int) -> list[asyncio.Task[Reply]]
     return tasks
 
 
+@pytest.mark.case(70)
 async def test_the_limit_is_exact_and_the_next_request_is_refused_at_once(gate: Gate, app: App) -> None:
     tasks = [asyncio.create_task(ask(gate)) for _ in range(20)]
     await holds(lambda: sum(task.done() for task in tasks) == 20 - PLACES)
@@ -170,6 +171,7 @@ async def test_request_without_the_secret_is_a_403_and_reaches_nothing(
     assert app.most == 0
 
 
+@pytest.mark.case(13, 127)
 @pytest.mark.parametrize(
     "path",
     [
@@ -217,6 +219,7 @@ async def test_count_returns_to_zero_when_the_app_fails(gate: Gate, app: App, er
     await gate.wait_idle()
 
 
+@pytest.mark.case(22)
 async def test_count_returns_to_zero_when_the_client_leaves(gate: Gate, app: App) -> None:
     tasks = await running(gate, app, PLACES)
     for task in tasks:

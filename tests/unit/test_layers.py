@@ -17,6 +17,7 @@ PLAIN = {
     "serve_app.engine_arguments",
     "serve_app.external_schema",
     "serve_app.engines.base",
+    "serve_app.gpu_shares",
     "serve_app.model_schema",
     "serve_app.routing_schema",
     "serve_app.service_schema",
@@ -35,7 +36,7 @@ EFFECTS = {
     "starlette",
 }
 # Tools that a person runs: they may know everything.
-TOOLS = {"cli", "launch", "check", "fetch", "preview", "__main__"}
+TOOLS = {"cli", "launch", "check", "deployment_file", "drain", "fetch", "preview", "quantize", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -70,12 +71,14 @@ def below(name: str, package: str) -> bool:
     return name == package or name.startswith(package + ".")
 
 
+SIZING = ("accelerators", "quantization", "shape", "memory", "deployment")
 PURE = [
     (name, path) for name, path in modules() if below(name, "serve_app.routing") or below(name, "serve_app.admission")
 ] + [
     ("serve_app.residency.policy", PACKAGE / "residency" / "policy.py"),
     ("serve_app.residency.events", PACKAGE / "residency" / "events.py"),
     ("serve_app.residency.demand", PACKAGE / "residency" / "demand.py"),
+    *((f"serve_app.sizing.{name}", PACKAGE / "sizing" / f"{name}.py") for name in SIZING),
     ("serve_app.batches.plan", PACKAGE / "batches" / "plan.py"),
     ("serve_app.batches.state", PACKAGE / "batches" / "state.py"),
 ]

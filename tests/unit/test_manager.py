@@ -27,6 +27,7 @@ async def dorm() -> AsyncIterator[Pool]:
         yield pool
 
 
+@pytest.mark.case(11)
 async def test_twenty_acquires_at_once_cause_one_load_and_get_the_same_engine(pool: Pool) -> None:
     tasks = await waiting(pool, "a", 20)
     pool.engines[0].load.set()
@@ -93,6 +94,7 @@ async def test_waiter_that_leaves_does_not_end_the_load_for_the_others(pool: Poo
     assert await stayer is pool.engines[0]
 
 
+@pytest.mark.case(23)
 async def test_load_outlives_its_only_client_and_is_unloaded_when_idle(pool: Pool) -> None:
     (leaver,) = await waiting(pool, "a")
     leaver.cancel()

@@ -40,6 +40,7 @@ async def test_each_model_sleeps_at_its_own_level(dorm: Pool) -> None:
     assert engine.levels == [2]
 
 
+@pytest.mark.case(127)
 async def test_many_acquires_of_a_sleeping_model_wake_it_once(dorm: Pool) -> None:
     engine = await dorm.acquired("a")
     await dorm.ordered("a", Order.SLEEP, "asleep")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from asgi_call import Call
-from front import HOT, body, by, front, key
+from front import HOT, body, by, front, key, settings
 from scripted_upstream import answer
 
 OK = answer(200, {"choices": []})
@@ -47,6 +47,48 @@ async def test_answer_that_is_asked_too_long_is_a_400(field: str) -> None:
     call, reached = await asked(model={"max_answer_tokens": 50}, **body(**{field: 51}))
     assert (call.status, reached) == (400, None)
     assert (await asked(model={"max_answer_tokens": 50}, **body(**{field: 50})))[0].status == 200
+
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"prompt_logprobs": -1, "top_logprobs": 20, "logprobs": True}),
+        (CHAT, {"prompt_logprobs": 21}),
+        (CHAT, {"logprobs": True, "top_logprobs": 21}),
+        (CHAT, {"logprobs": True, "top_logprobs": -1}),
+        (CHAT, {"logprobs": True, "top_logprobs": "20"}),
+        (CHAT, {"n": 129}),
+        (CHAT, {"best_of": 129}),
+        (COMPLETION, {"logprobs": -1}),
+        (COMPLETION, {"logprobs": 21}),
+        (COMPLETION, {"prompt_logprobs": 10**9}),
+        (COMPLETION, {"best_of": 1000, "n": 1}),
+        (COMPLETION, {"n": 10**9}),
+    ],
+)
+async def test_alternatives_and_choices_that_would_take_gigabytes_are_a_400(path: str, fields: dict[str, Any]) -> None:
+    # Whatever its operator lets the engine do.
+    asks = body("tea " * 1000, **fields) if path == CHAT else {"prompt": "tea", **fields}
+    call, reached = await asked(model={"engine": {"max_logprobs": -1}}, path=path, **asks)
+    assert (call.status, call.error["param"] in fields, reached) == (400, True, None)
+
+
+async def test_as_many_alternatives_as_the_model_allows_are_answered() -> None:
+    for path, asks in ((CHAT, body(logprobs=True, top_logprobs=20)), (COMPLETION, {"prompt": "x", "logprobs": 20})):
+        assert (await asked(model={}, path=path, **asks))[0].status == 200
+    more = body(logprobs=True, top_logprobs=21)
+    assert (await asked(model={"max_logprobs": 50}, **more))[0].status == 200
+    assert (await asked(model={"max_logprobs": 5}, **body(logprobs=True, top_logprobs=6)))[0].status == 400
+
+
+def test_what_the_router_allows_the_engine_is_started_for() -> None:
+    lifted = settings({"max_logprobs": 50})
+    assert lifted.engine_spec(lifted.models[0]).args["max_logprobs"] == 50
+    usual = settings()
+    assert "max_logprobs" not in usual.engine_spec(usual.models[0]).args
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def test_developer_is_system() -> None:
     assert messages_for(said("developer", "be kind"), said("user")) == [said("system", "be kind"), said("user")]
 
 
+@pytest.mark.case(49)
 def test_several_system_messages_are_one_at_the_head_in_their_order() -> None:
     given = [
         said("system", "one"),
@@ -50,6 +51,7 @@ def test_several_system_messages_are_one_at_the_head_in_their_order() -> None:
     assert messages_for(*given) == [said("system", "one\n\ntwo\n\nthree"), said("user", "a"), said("user", "b")]
 
 
+@pytest.mark.case(49)
 def test_system_message_that_comes_late_goes_to_the_head() -> None:
     assert messages_for(said("user"), said("system", "be kind")) == [said("system", "be kind"), said("user")]
 
@@ -78,6 +80,7 @@ def test_other_fields_of_the_first_system_message_are_kept() -> None:
 # Fields of messages
 
 
+@pytest.mark.case(46)
 @pytest.mark.parametrize(
     ("field", "value"),
     [
@@ -119,7 +122,7 @@ def test_any_other_field_of_an_assistant_message_is_kept(fields: dict[str, Any])
     assert messages_for(*given) == given
 
 
-@pytest.mark.parametrize("role", ["user", "tool", "function", "odd"])
+@pytest.mark.parametrize("role", ["user", "tool"])
 def test_messages_of_others_are_not_touched(role: str) -> None:
     given = [said("user"), said(role, "y", tool_calls=[], refusal=None, vendor={"a": None}), said("user")]
     assert messages_for(*given) == given
@@ -135,7 +138,7 @@ def test_stop_strings_are_the_routers_while_the_model_thinks(stop: str | list[st
     assert stops(body) == ([stop] if isinstance(stop, str) else stop)
 
 
-@pytest.mark.parametrize("stop", ["END", ["END"], [], ""])
+@pytest.mark.parametrize("stop", ["END", ["END"]])
 def test_stop_strings_are_the_engines_while_it_does_not_think(stop: str | list[str]) -> None:
     body = chat(stop=stop)
     assert sent(body)["stop"] == stop
@@ -145,6 +148,8 @@ def test_stop_strings_are_the_engines_while_it_does_not_think(stop: str | list[s
 def test_empty_stop_strings_are_none() -> None:
     assert stops(chat(stop=["", "END"], **THINKING)) == ["END"]
     assert stops(chat(stop=[""], **THINKING)) == []
+    assert sent(chat(stop=["", "END"]))["stop"] == ["END"]
+    assert [form for form in ([], "", [""]) if "stop" in sent(chat(stop=form))] == []
 
 
 def test_stop_of_a_completion_is_the_engines() -> None:
@@ -179,7 +184,7 @@ def test_tools_and_their_choice_pass_as_they_came(choice: object) -> None:
 
 UNKNOWN: dict[str, Any] = {
     "vendor": {"deep": [None, {"x": 1.5}]},
-    "guided_json": None,
+    "vendor_form": None,
     "include_stop_str_in_output": True,
     "logit_bias": {"7": -100},
     "metadata": {"a": "b"},
@@ -191,6 +196,7 @@ UNKNOWN: dict[str, Any] = {
 }
 
 
+@pytest.mark.case(2, 32)
 @pytest.mark.parametrize("mode", [{}, THINKING])
 def test_nothing_but_what_the_router_means_is_changed(mode: dict[str, str]) -> None:
     given = {**chat("hello", model="big"), **UNKNOWN, "chat_template_kwargs": {"custom": 1}}

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import resource
 import socket
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from serve_app.router import protocol
-from serve_app.router.listener import Listener, PortTaken, open_port
+from serve_app.router.listener import Listener, PortTaken, open_port, raise_file_limit
 from serve_app.service_schema import RouterSettings
 
 JSON = b"content-type: application/json\r\n"
@@ -43,9 +46,9 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def listening() -> AsyncIterator[int]:
+async def listening(app: Any = echo) -> AsyncIterator[int]:
     settings = RouterSettings(port=free_port(), drain_s=1)
-    listener = Listener(settings, lambda: echo, "test")
+    listener = Listener(settings, lambda: app, "test")
     listener.start()
     async with asyncio.timeout(10):
         while True:
@@ -102,6 +105,7 @@ UPGRADES = [
 ]
 
 
+@pytest.mark.case(140)
 @pytest.mark.parametrize("upgrade", UPGRADES)
 @pytest.mark.parametrize("pieces", [1, 2])
 async def test_a_wish_to_upgrade_is_ignored_and_the_body_stays_a_body(upgrade: bytes, pieces: int) -> None:
@@ -115,6 +119,7 @@ async def test_a_wish_to_upgrade_is_ignored_and_the_body_stays_a_body(upgrade: b
         assert (await connection.answer())[2]["path"] == "/next"
 
 
+@pytest.mark.case(82)
 async def test_too_large_a_head_is_a_431_and_ends_the_connection() -> None:
     async with connected() as connection:
         await connection.send(b"GET / HTTP/1.1\r\nhost: x\r\n")
@@ -142,6 +147,7 @@ async def test_a_head_that_never_ends_is_not_waited_for(monkeypatch: pytest.Monk
         assert await connection.closed()
 
 
+@pytest.mark.case(118)
 async def test_pipelined_chunked_and_expecting_requests_are_answered_in_order() -> None:
     async with connected() as connection:
         chunked = b"POST /a HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
@@ -165,3 +171,115 @@ async def test_a_port_is_shared_with_the_same_service_and_refused_beside_another
         taken.listen()
         with pytest.raises(PortTaken, match="in use by another program"):
             open_port("127.0.0.1", taken.getsockname()[1], "test")
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        b"content-length: 5\r\ntransfer-encoding: chunked\r\n",
+        b"transfer-encoding: chunked\r\ncontent-length: 5\r\n",
+        b"transfer-encoding: xchunked\r\n",
+        b"transfer-encoding: chunked, identity\r\n",
+        b"content-length: 5\r\ncontent-length: 6\r\n",
+        b"content-length: +5\r\n",
+        b"content-length: -1\r\n",
+        b"content-length: 5, 5\r\n",
+        b"content-length : 5\r\n",
+        b"x-request-id: a\x00b\r\n",
+        b"x-request-id: a\n b: c\r\n",
+    ],
+)
+async def test_a_head_that_two_servers_would_read_differently_is_refused(framing: bytes) -> None:
+    async with connected() as connection:
+        await connection.send(
+            b"POST /outer HTTP/1.1\r\nhost: x\r\n" + framing + b"\r\n0\r\n\r\nGET /inner HTTP/1.1\r\n\r\n"
+        )
+        status, headers, answer = await connection.answer()
+        assert (status, headers["connection"], answer["error"]["code"]) == (400, "close", "invalid_http")
+        assert await connection.closed()
+
+
+async def flood(scope: Any, receive: Any, send: Any) -> None:
+    """A stream without end; says on the way out that its client has gone."""
+    if scope["type"] == "lifespan":
+        await echo(scope, receive, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    gone = asyncio.ensure_future(_left(receive))
+    while not gone.done():
+        await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+        await asyncio.sleep(0)
+    GONE.set()
+
+
+async def _left(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+GONE = threading.Event()
+
+
+async def test_a_client_that_takes_nothing_of_its_answer_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SEND_TIMEOUT_S", 0.3)
+    GONE.clear()
+    async with listening(flood) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert await asyncio.to_thread(GONE.wait, 10)
+        writer.close()
+
+
+async def test_a_client_that_reads_slowly_keeps_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "SEND_TIMEOUT_S", 1.0)
+    GONE.clear()
+    async with listening(flood) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=65536)
+        writer.write(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        # Read in pauses that are shorter than the limit, for longer than the limit in all.
+        for _ in range(15):
+            await reader.readexactly(1 << 20)
+            await asyncio.sleep(0.1)
+        assert not GONE.is_set()
+        writer.close()
+        assert await asyncio.to_thread(GONE.wait, 10)
+
+
+def test_a_router_may_open_as_many_files_as_its_requests_need(caplog: pytest.LogCaptureFixture) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        raise_file_limit(max_in_flight=100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 2 * 100
+        assert not caplog.records
+        raise_file_limit(max_in_flight=10**9)
+        assert "router.max_in_flight: 1000000000" in caplog.text
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_nothing_that_a_client_sends_writes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    oddities = [
+        *(
+            b"\x16\x03\x01 hello\r\n\r\n",
+            b"GET / HTTP/9.9\r\n\r\n",
+            b"CONNECT a:1 HTTP/1.1\r\n\r\n",
+            b"\r\n\r\n\0\0\r\n\r\n",
+        ),
+        *(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nshort", b"GET " + b"a" * 70_000),
+        *(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n", UPGRADES[0] + b"\r\n"),
+    ]
+    async with listening() as port:
+        logging.getLogger("uvicorn").addHandler(caplog.handler)  # what it says goes no further
+        for odd in oddities * 5:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(odd)
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        connection = Connection(reader, writer)
+        await connection.send(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert (await connection.answer())[0] == 200
+        writer.close()
+    logging.getLogger("uvicorn").removeHandler(caplog.handler)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -153,6 +153,7 @@ async def test_stream_that_leaves_the_queue_after_comments_frees_its_place_there
         assert (await first.done()).status == 200
 
 
+@pytest.mark.case(22)
 async def test_client_that_leaves_the_queue_frees_its_place_there() -> None:
     engine = Places(1)
     async with front(engine, model={"queue": {"size": 1}}) as (app, _):

@@ -320,6 +320,17 @@ async def test_answer_is_booked_with_the_tokens_that_the_engine_counted() -> Non
         assert int(call.headers["x-ratelimit-remaining-tokens"]) > 950
 
 
+async def test_many_choices_cost_as_many_answers_before_they_are_counted() -> None:
+    places = Places(8)
+    async with front(places, **limited(tokens_per_minute=1000)) as (app, _):
+        asked = Call(app, body(max_tokens=100, n=9), headers=by("k"))
+        await until(lambda: places.taken)
+        beside = await Call(app, body(max_tokens=100), headers=by("k")).done()
+        assert (beside.status, beside.error["code"]) == (429, "rate_limit_exceeded")
+        places.end()
+        assert (await asked.done()).status == 200
+
+
 COUNTED = {
     "/tokenize": ({"prompt": "a b c"}, {"count": 3, "max_model_len": 64, "tokens": [1, 2, 3], "token_strs": None}, 3),
     "/detokenize": ({"tokens": [1, 2, 3, 4]}, {"prompt": '{"count":9,"max_model_len":'}, 4),

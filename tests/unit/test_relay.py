@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -108,6 +109,7 @@ EVENTS = [event(word) for word in (TEXT, "second", "third")]
 WHOLE = b"".join(EVENTS) + DONE
 
 
+@pytest.mark.case(56)
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
 async def test_stream_cut_anywhere_arrives_byte_for_byte(size: int) -> None:
     pieces = [WHOLE[start : start + size] for start in range(0, len(WHOLE), size)]
@@ -129,6 +131,7 @@ FIRST_ERROR = b"data: " + orjson.dumps(error(400, "too long for max_model_len"))
 SPACED_ERROR = b'data: {"error": {"message": "bad", "type": "BadRequestError", "param": null, "code": 400}}\n\n'
 
 
+@pytest.mark.case(5, 19)
 @pytest.mark.parametrize("first", [FIRST_ERROR, SPACED_ERROR])
 @pytest.mark.parametrize("size", [4, 12, 30, 10_000])
 async def test_error_in_the_first_event_becomes_a_status_however_it_is_cut(first: bytes, size: int) -> None:
@@ -146,6 +149,7 @@ async def test_engines_fault_in_the_first_event_becomes_a_503() -> None:
     assert "retry-after" in call.headers
 
 
+@pytest.mark.case(19)
 @pytest.mark.parametrize("pieces", [(), (DONE,), (DONE[:5], DONE[5:])])
 async def test_stream_without_an_event_is_an_error_and_never_an_empty_success(
     pieces: tuple[bytes, ...],
@@ -154,6 +158,7 @@ async def test_stream_without_an_event_is_an_error_and_never_an_empty_success(
     assert (call.status, call.error["code"]) == (503, "engine_died")
 
 
+@pytest.mark.case(58)
 @pytest.mark.parametrize("keep", range(0, len(EVENTS[1]), 9))
 async def test_stream_that_is_cut_ends_in_an_error_event_and_done(keep: int) -> None:
     call = await asked(stream(EVENTS[0], EVENTS[1][:keep], end="cut"), stream=True)
@@ -189,6 +194,7 @@ async def test_engine_that_dies_before_or_in_a_plain_answer_is_a_503(script: Scr
     assert int(call.headers["retry-after"]) >= 1
 
 
+@pytest.mark.case(5)
 @pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("pieces", [1, 5])
 async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming: bool, pieces: int) -> None:
@@ -203,6 +209,7 @@ async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming
     }
 
 
+@pytest.mark.case(4)
 @pytest.mark.parametrize(
     "message",
     [
@@ -215,6 +222,40 @@ async def test_engines_400_keeps_its_message_and_has_a_word_for_a_code(streaming
 async def test_engines_400_does_not_echo_what_the_client_wrote(message: str) -> None:
     call = await asked(answer(400, error(400, message, PROMPT * 10)))
     assert (call.status, call.error["code"]) == (400, "invalid_value")
+
+
+@pytest.mark.case(4)
+@pytest.mark.parametrize(
+    ("message", "param", "said"),
+    [
+        (
+            "3 validation errors:\n  {'type': 'bool_parsing', 'loc': 'body.echo', 'msg': 'Not a valid boolean',",
+            "echo",
+            "`echo`: Not a valid boolean.",
+        ),
+        (
+            "1 validation error:\n  {'type': 'literal_error', 'loc': 'body.response_format.type', "
+            "'msg': \"Input should be 'text' or 'json_object'\"",
+            "response_format",
+            "`response_format`: Input should be 'text' or 'json_object'.",
+        ),
+        (
+            f"1 validation error:\n  {{'type': 'float', 'loc': 'body.logit_bias.{PROMPT}', 'msg': 'Not a number'",
+            "logit_bias",
+            "`logit_bias`: Not a number.",
+        ),
+        (
+            f"1 validation error:\n  {{'type': 'missing', 'loc': 'body.{PROMPT}.x', 'msg': 'Field required'",
+            None,
+            "The body is not what the endpoint takes: Field required.",
+        ),
+    ],
+)
+async def test_what_the_engines_validator_finds_is_said_in_a_sentence(
+    message: str, param: str | None, said: str
+) -> None:
+    call = await asked(answer(400, error(400, message)))
+    assert (call.error["param"], call.error["message"]) == (param, said)
 
 
 @pytest.mark.parametrize(("status", "seen"), [(404, 404), (422, 400), (429, 429), (302, 503), (204, 503)])
@@ -283,6 +324,7 @@ async def test_no_replica_at_all_is_a_503_with_retry_after() -> None:
         assert int(call.headers["retry-after"]) >= 1
 
 
+@pytest.mark.case(121)
 async def test_request_goes_to_the_replica_with_fewer_in_flight() -> None:
     async with behind(silent, silent) as (app, upstreams):
         calls = [Call(app, body()) for _ in range(2)]
@@ -305,6 +347,7 @@ async def left_in_time(call: Call, upstream: Upstream) -> None:
     assert time.monotonic() - began < GONE_WITHIN_S
 
 
+@pytest.mark.case(59, 107)
 @pytest.mark.parametrize("streaming", [False, True])
 async def test_client_that_leaves_before_the_answer_closes_the_engines_connection(streaming: bool) -> None:
     async with behind(silent) as (app, (upstream,)):
@@ -347,6 +390,7 @@ async def test_client_that_leaves_in_the_middle_of_its_body_is_let_go(pool: Pool
 # Cold models
 
 
+@pytest.mark.case(122)
 async def test_burst_on_a_cold_model_asks_for_one_load_and_all_are_answered(pool: Pool) -> None:
     async with Upstream(answer(200, {"id": "ok"})) as upstream, routed(pool) as app:
         pool.will_be_at(upstream.url)
@@ -358,6 +402,7 @@ async def test_burst_on_a_cold_model_asks_for_one_load_and_all_are_answered(pool
         assert "x-router-cold-start-ms" in calls[0].headers
 
 
+@pytest.mark.case(37)
 async def test_held_stream_hears_comments_and_then_its_answer(pool: Pool) -> None:
     async with Upstream(stream(WHOLE)) as upstream, routed(pool) as app:
         pool.will_be_at(upstream.url)
@@ -388,6 +433,7 @@ def publish(*cold: PublishedModel) -> None:
     set_replicas("Pool", [Replica(f"pool-{i}", {}, SECRET, {COLD: found}, True) for i, found in enumerate(cold)])
 
 
+@pytest.mark.case(91)
 @pytest.mark.parametrize(
     ("limits", "retry_after"),
     [({"max_held_per_model": 2}, "30"), ({"max_held": 2}, "30"), ({"max_held": 2, "max_held_per_model": 5}, "30")],
@@ -452,6 +498,7 @@ async def test_engines_refusal_after_comments_is_an_error_event_and_done(pool: P
         assert done == b"[DONE]"
 
 
+@pytest.mark.case(38)
 async def test_hold_has_an_end_with_retry_after_from_the_load_time(pool: Pool) -> None:
     async with routed(pool, config(hold_s=0)) as app:
         call = await Call(app, body(model=COLD)).done()
@@ -507,6 +554,7 @@ async def test_full_cold_model_is_not_loaded_again(pool: Pool) -> None:
         assert (call.status, call.error["code"], pool.asked) == (503, "overloaded", [COLD])
 
 
+@pytest.mark.case(121)
 async def test_full_lazy_replica_has_its_model_loaded_on_another_one(pool: Pool) -> None:
     pool.woken.set()
     async with Upstream(refuses("full")) as full, Upstream(answer(200, {"id": "ok"})) as other, routed(pool) as app:
@@ -520,6 +568,7 @@ async def test_full_lazy_replica_has_its_model_loaded_on_another_one(pool: Pool)
         assert (await Call(app, body(model=COLD)).done()).status == 200
 
 
+@pytest.mark.case(121)
 async def test_burst_on_a_full_lazy_replica_spreads_its_model_once(pool: Pool) -> None:
     async with Upstream(refuses("full")) as full, routed(pool) as app:
         set_replicas("Pool", [lazy_replica("pool-0", full.url), Replica("pool-1", {}, SECRET, {}, True)])
@@ -544,6 +593,7 @@ def lazy_replica(name: str, url: str) -> Replica:
 # What goes on to the engine
 
 
+@pytest.mark.case(118)
 async def test_engine_sees_the_clients_fields_and_none_of_its_credentials() -> None:
     private = {
         "authorization": "Bearer key",
@@ -602,6 +652,7 @@ async def test_scores_that_no_model_has_wake_none(pool: Pool, path: str, model: 
     assert (call.status, call.error["code"], call.error["param"]) == (400, "unsupported_model", "model")
 
 
+@pytest.mark.case(82)
 async def test_requests_with_the_same_id_get_ids_of_their_own_at_the_engine() -> None:
     async with behind(answer(200, {})) as (app, (upstream,)):
         calls = [await Call(app, body(), headers={"x-request-id": "same"}).done() for _ in range(2)]
@@ -610,10 +661,32 @@ async def test_requests_with_the_same_id_get_ids_of_their_own_at_the_engine() ->
     assert len(ids | {"same"}) == 3
 
 
-async def test_wild_request_id_is_replaced() -> None:
+@pytest.mark.case(82)
+@pytest.mark.parametrize("wild", ["a b\té", "", " ", "x" * 129, "x" * 300, "x" * 60_000])
+async def test_wild_request_id_is_replaced(wild: str) -> None:
     async with behind(answer(200, {})) as (app, _):
-        call = await Call(app, body(), headers={"x-request-id": "a b\té"}).done()
-    assert call.headers["x-request-id"].isalnum()
+        call = await Call(app, body(), headers={"x-request-id": wild}).done()
+    assert re.fullmatch("[0-9a-f]{32}", call.headers["x-request-id"])
+
+
+@pytest.mark.case(82)
+@pytest.mark.parametrize("wild", ["a\r\nset-cookie: b", "a\0b"])
+async def test_request_id_that_is_more_than_a_value_is_not_said_back(wild: str) -> None:
+    """A connection takes the first for two headers, and refuses the other."""
+    async with behind(answer(200, {})) as (app, _):
+        call = await Call(app, body(), headers={"x-request-id": wild}).done()
+    assert "set-cookie" not in call.headers
+    assert wild not in call.headers.values()
+
+
+@pytest.mark.case(82)
+@pytest.mark.parametrize("own", ["job/42", "a%0d%0ab", "x" * 128, "{}<>"])
+async def test_any_id_in_signs_that_print_is_kept(own: str) -> None:
+    async with behind(answer(200, {})) as (app, (upstream,)):
+        call = await Call(app, body(), headers={"x-request-id": own}).done()
+    assert call.headers["x-request-id"] == own
+    # What an engine repeats in every chunk is short, and nobody else's.
+    assert re.fullmatch("[0-9a-f]{32}", upstream.seen[0].headers["x-request-id"])
 
 
 async def test_answer_says_how_it_was_decided() -> None:
@@ -692,6 +765,7 @@ async def test_body_that_does_not_arrive_is_a_408(pool: Pool) -> None:
     assert (call.status, call.error["code"]) == (408, "body_timeout")
 
 
+@pytest.mark.case(118)
 @pytest.mark.parametrize(
     "headers",
     [
@@ -706,7 +780,7 @@ async def test_other_content_types_are_a_415(pool: Pool, headers: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
+    "content_type", ["", "application/json; charset=utf-8", "APPLICATION/JSON", "application/vnd.api+json"]
 )
 async def test_every_way_to_say_json_is_taken(content_type: str) -> None:
     async with behind(answer(200, {})) as (app, _):
@@ -729,6 +803,7 @@ async def test_wrong_request_wakes_no_model(pool: Pool, fields: dict[str, Any], 
     assert call.headers["x-request-id"]
 
 
+@pytest.mark.case(116)
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [
@@ -773,24 +848,30 @@ async def got(pool: Pool, path: str) -> Call:
         return await Call(app, path=path, method="GET").done()
 
 
+@pytest.mark.case(116)
 async def test_every_listed_model_can_be_fetched_by_its_id(pool: Pool) -> None:
     listed = (await got(pool, "/v1/models")).json["data"]
     assert {card["id"] for card in listed} == {HOT, COLD, "embedder", "auto"}
+    for card in listed:
+        assert (card["object"], type(card["created"]), type(card["owned_by"])) == ("model", int, str)
     for card in listed:
         fetched = await got(pool, f"/v1/models/{card['id']}")
         assert (fetched.status, fetched.json["id"]) == (200, card["id"])
 
 
+@pytest.mark.case(116)
 async def test_model_is_fetched_by_its_alias_and_an_id_with_a_slash(pool: Pool) -> None:
     assert (await got(pool, "/v1/models/nick")).json["id"] == HOT
     assert (await got(pool, f"/v1/models/{HOT}")).json["tier"] == "resident"
 
 
+@pytest.mark.case(67, 116)
 async def test_cold_model_is_listed_with_its_state_and_wakes_nothing(pool: Pool) -> None:
     card = (await got(pool, f"/v1/models/{COLD}")).json
     assert (card["state"], card["expected_wake_s"], pool.asked) == ("stopped", 30, [])
 
 
+@pytest.mark.case(67)
 async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> None:
     assert (await got(pool, "/health")).status == 200
     assert (await got(pool, "/ready")).status == 503
@@ -798,6 +879,19 @@ async def test_ready_tells_whether_the_resident_model_answers(pool: Pool) -> Non
         assert (await Call(app, path="/ready", method="GET").done()).status == 200
         upstream.script = answer(500, {})
         assert (await Call(app, path="/ready", method="GET").done()).status == 503
+
+
+@pytest.mark.case(115)
+@pytest.mark.parametrize("state", ["failed", "stopped", "loading", "unloading", "asleep"])
+async def test_trouble_of_a_lazy_model_is_a_detail_of_readiness(pool: Pool, state: str) -> None:
+    async with behind(answer(200, {})) as (app, _):
+        set_replicas(
+            "Pool", [Replica("pool-0", {}, SECRET, {COLD: PublishedModel(state, failure="it was killed")}, True)]
+        )
+        ready = await Call(app, path="/ready", method="GET").done()
+        assert (ready.status, ready.json["models"][HOT], ready.json["models"][COLD]) == (200, "awake", state)
+        # By its alias the hot model answers as readiness says.
+        assert (await Call(app, body(model="nick")).done()).status == 200
 
 
 @pytest.mark.parametrize(("path", "method"), [("/v1/models", "GET"), ("/nowhere", "GET"), ("/v1/completions", "GET")])

@@ -37,6 +37,7 @@ def rank(state: str | None, used_gb: float, replica: str = "r", model: str = "m"
     return rank_for_load(model, replica, stats, 6 * GB)
 
 
+@pytest.mark.case(122)
 @pytest.mark.parametrize(("better", "worse"), list(itertools.pairwise(BEST_FIRST)))
 def test_replica_where_the_model_is_there_sooner_and_at_less_cost_is_asked_first(
     better: list[tuple[str | None, int]], worse: list[tuple[str | None, int]]
@@ -71,6 +72,7 @@ def replica_names(count: int) -> list[str]:
     return ["".join(letters.choices("abcdefghijklmnopqrstuvwxyz0123456789", k=8)) for _ in range(count)]
 
 
+@pytest.mark.case(122)
 def test_every_router_asks_the_same_replica_in_whatever_order_it_knows_them() -> None:
     replicas = replica_names(5)
     for model in ("a", "org/b:7b", "千问"):

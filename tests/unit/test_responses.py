@@ -180,7 +180,10 @@ def empty_tables() -> Iterator[None]:
 @contextlib.asynccontextmanager
 async def behind(script: Script, **kept: Any) -> AsyncIterator[tuple[RouterApp, Upstream]]:
     settings: dict[str, Any] = {
-        "models": [{"id": HOT, "tier": "resident", "source": "org/hot", "context": 4096}],
+        "models": [
+            {"id": HOT, "tier": "resident", "source": "org/hot", "context": 4096}
+            | {"abilities": ["chat", "tools"], "engine": {"tool_call_parser": "hermes"}}
+        ],
         "conversations": {"enabled": True, **kept},
     }
     async with Upstream(script) as upstream:

@@ -7,7 +7,7 @@ from catalogs import chat
 
 from serve_app.errors import ApiError
 from serve_app.routing.facts import read_facts
-from serve_app.routing.schemas import endless_reference
+from serve_app.routing.schemas import endless_reference, unheld_keyword
 
 TREE = {
     "$defs": {
@@ -50,3 +50,54 @@ def test_such_a_schema_is_a_400_that_names_the_field(fields: dict[str, Any]) -> 
         read_facts(chat("hi", **fields), "chat")
     assert refused.value.status == 400
     assert refused.value.param in fields
+
+
+def test_a_tools_schema_that_nothing_fits_is_a_400_too() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": ITSELF}}]
+    with pytest.raises(ApiError) as refused:
+        read_facts(chat("hi", tools=tools), "chat")
+    assert (refused.value.status, refused.value.param) == (400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "object", "properties": {"a": {"anyOf": [{"type": "string"}, {"not": {}}]}}}, "not"),
+        ({"$defs": {"a": {"if": {"type": "string"}, "then": {"const": "a"}}}, "$ref": "#/$defs/a"}, "if"),
+        ({"type": "array", "items": {"$ref": "https://example.org/s.json"}}, "$ref"),
+    ],
+)
+@pytest.mark.case(31)
+def test_what_an_answer_would_not_be_held_to_is_a_400_that_names_it(schema: dict[str, Any], keyword: str) -> None:
+    for fields in (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}},
+        {"response_format": {"type": "json_object", "schema": schema}},
+        {"structured_outputs": {"json": schema}},
+        {"guided_json": schema},
+    ):
+        with pytest.raises(ApiError) as refused:
+            read_facts(chat("hi", **fields), "chat")
+        assert (refused.value.status, refused.value.code) == (400, "unsupported_schema")
+        assert f"`{keyword}`" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"not": {"type": "string"}, "if": {"type": "string"}}},
+        {"enum": [{"not": 1}, {"$ref": "https://example.org"}]},
+        {"type": "object", "properties": {"a": {"default": {"if": 1}}}, "required": ["not"]},
+        {"patternProperties": {"if": {"type": "string"}}},
+        TREE,
+        None,
+        [],
+    ],
+)
+def test_words_that_only_look_like_such_keywords_are_none(schema: Any) -> None:
+    assert unheld_keyword(schema) is None
+
+
+def test_a_tool_may_say_what_is_not_held() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "not": {}}}}]
+    assert read_facts(chat("hi", tools=tools), "chat").body["tools"] == tools

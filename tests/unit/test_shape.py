@@ -14,6 +14,7 @@ from judging import TOOLS
 
 from serve_app.errors import ApiError
 from serve_app.router.shape import Names, Shape, shape_of
+from serve_app.router.tally import Tally
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
@@ -245,6 +246,7 @@ def test_text_behind_the_stop_string_is_not_in_the_log_probabilities() -> None:
     assert b"hidden" not in b"".join(map(shape.events, events))
 
 
+@pytest.mark.case(44)
 def test_choices_stop_each_for_itself() -> None:
     shape = Shape(stops=["END"])
     data = event({"content": "a EN"}, index=0) + event({"content": "b EN"}, index=1)
@@ -369,12 +371,74 @@ def test_first_piece_of_a_call_has_arguments() -> None:
     assert functions == [{"name": "look_up", "arguments": ""}, {"arguments": '{"q": 1}'}]
 
 
+@pytest.mark.case(40, 94)
+@pytest.mark.parametrize("before", ["", "Let me look."])
+def test_stream_that_ends_in_a_call_nobody_got_is_an_error(before: str) -> None:
+    shape = Shape(tools=True)
+    shape.events(event({"content": before}))
+    with pytest.raises(ApiError) as error:
+        shape.events(event({}, "tool_calls"))
+    assert (error.value.status, error.value.code) == (503, "invalid_tool_call")
+
+
+def ended(tokens: int, thought: int, *before: bytes) -> list[bytes]:
+    """What a client gets of a stream that stops by itself after so many tokens, and its usage."""
+    tally = Tally(hides=False)
+    shape = Shape(tools=True, tally=tally)
+    usage = {
+        "prompt_tokens": 1,
+        "completion_tokens": tokens,
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    }
+    last = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n"
+    return [shape.events(tally.events(data)) for data in (*before, event({}, "stop"), last, b"data: [DONE]\n\n")]
+
+
+@pytest.mark.case(94)
+def test_stream_that_ends_without_a_word_of_what_was_written_is_an_error() -> None:
+    with pytest.raises(ApiError) as error:
+        ended(46, 2)
+    assert error.value.code == "invalid_tool_call"
+
+
+def test_stream_of_an_answer_that_is_empty_ends_in_order() -> None:
+    chunks = [deltas(data) for data in ended(5, 2)[:2]]
+    assert [[choice.get("finish_reason") for choice in found] for found in chunks] == [[], ["stop"]]
+    assert ended(5, 2)[-1] == b"data: [DONE]\n\n"
+
+
+def test_stream_that_says_something_is_not_held_back() -> None:
+    said = ended(46, 2, event({"content": "It rains."}))
+    assert b'"stop"' in said[1]
+
+
+def test_choice_that_calls_does_not_speak_for_another_one() -> None:
+    shape = Shape(tools=True)
+    shape.events(event({"tool_calls": [{"index": 0, **CALL}]}, index=0) + event({}, "tool_calls", index=0))
+    with pytest.raises(ApiError):
+        shape.events(event({}, "tool_calls", index=1))
+
+
+@pytest.mark.case(94)
+@pytest.mark.parametrize("content", ["<tool_call>look it up", "\n<tool_call> look it up</tool_call>"])
+def test_call_without_an_object_is_text(content: str) -> None:
+    assert whole(Shape(tools=True), {"content": content}, "stop")["content"] == "look it up"
+
+
+@pytest.mark.case(94)
+def test_call_of_nothing_is_an_error() -> None:
+    with pytest.raises(ApiError) as error:
+        whole(Shape(tools=True), {"content": "<tool_call>\n"}, "stop")
+    assert error.value.code == "invalid_tool_call"
+
+
 @pytest.mark.parametrize("call", [{"index": 0}, {"index": 0, "function": None}, {"index": 0, "id": "c"}])
 def test_piece_of_a_call_without_a_function_passes(call: dict[str, Any]) -> None:
     data = Shape(tools=True).events(event({"tool_calls": [call]}))
     assert deltas(data)[0]["delta"]["tool_calls"] == [call]
 
 
+@pytest.mark.case(94)
 @pytest.mark.parametrize("names", ["both", "reasoning", "reasoning_content"])
 def test_call_that_was_written_into_the_thought_comes_to_light(names: Names) -> None:
     thought = f"I should look it up. {MARKUP}"

@@ -330,5 +330,5 @@ def test_image_in_the_conversation_ends_the_stay() -> None:
 
 
 def test_client_that_names_a_model_is_not_kept_from_it() -> None:
-    body = tool_loop(model="coder")
-    assert judged(body, past=past(body, model_id="reader")).model_id == "coder"
+    body = tool_loop(model="hands")
+    assert judged(body, past=past(body, model_id="long-hands")).model_id == "hands"

@@ -56,6 +56,7 @@ async def test_best_replica_is_tried_first_and_every_other_after_it() -> None:
     assert await ranked("m", memory_bytes=6 * GB, replicas=POOL[::-1]) == order
 
 
+@pytest.mark.case(122)
 async def test_replica_without_room_for_this_model_comes_after_one_that_has_it() -> None:
     replicas = [replica("little", used_gb=75), replica("much", used_gb=10)]
     for size in (6, 60):

@@ -31,6 +31,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.case(65)
 @pytest.mark.parametrize(("source", "yes", "no"), FORMS, ids=[form[0] for form in FORMS])
 def test_each_form_is_understood_and_reaches_the_engine(
     source: str, yes: dict[str, Any], no: dict[str, Any] | None
@@ -42,6 +43,7 @@ def test_each_form_is_understood_and_reaches_the_engine(
             assert sent(chat(**fields))["chat_template_kwargs"]["enable_thinking"] is wanted
 
 
+@pytest.mark.case(64, 65)
 @pytest.mark.parametrize(("strong", "weak"), PAIRS, ids=[f"{a[0]}-over-{b[0]}" for a, b in PAIRS])
 def test_the_stronger_form_wins_and_the_contradiction_is_said(strong: tuple, weak: tuple) -> None:  # type: ignore[type-arg]
     for mine, theirs, wanted in ((strong[1], weak[2], True), (strong[2], weak[1], False)):
@@ -170,3 +172,48 @@ def test_a_megabyte_of_switches_is_read_in_no_time() -> None:
     for text in ("/no_think" * 120_000, " " * 1_000_000 + "<think>x", "<think> " * 130_000 + "x"):
         with contextlib.suppress(ApiError):  # most are longer than any context here
             decided(chat(text))
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking", "budget"),
+    [
+        ({"thinking": {"type": "enabled"}}, True, None),
+        ({"thinking": {"type": "enabled", "budget_tokens": 64}}, True, 64),
+        ({"thinking": {"type": "disabled", "budget_tokens": 64}}, False, None),
+        ({"reasoning": {"enabled": True}}, True, None),
+        ({"reasoning": {"enabled": False, "effort": "high"}}, False, None),
+        ({"reasoning": {"effort": "none"}}, False, None),
+        ({"reasoning": {"max_tokens": 64}}, True, 64),
+    ],
+    ids=str,
+)
+def test_other_servers_words_are_understood(fields: dict[str, Any], thinking: bool, budget: int | None) -> None:
+    decision = decided(chat(**fields))
+    assert (decision.thinking, decision.thinking_source) == (thinking, next(iter(fields)))
+    assert budget is None or decision.budget == budget
+    body = sent(chat(**fields))
+    assert body["chat_template_kwargs"]["enable_thinking"] is thinking
+    assert not {"thinking", "reasoning"} & set(body)
+
+
+@pytest.mark.parametrize("fields", [{"thinking": {"type": "adaptive"}}, {"reasoning": {"exclude": True}}], ids=str)
+def test_other_servers_words_that_leave_it_open_decide_nothing(fields: dict[str, Any]) -> None:
+    assert decided(chat(**fields)).thinking_source == "default"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"thinking": True}, "thinking"),
+        ({"thinking": {"type": "sometimes"}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "all"}}, "thinking.budget_tokens"),
+        ({"reasoning": "high"}, "reasoning"),
+        ({"reasoning": {"effort": "turbo"}}, "reasoning.effort"),
+        ({"reasoning": {"max_tokens": -1}}, "reasoning.max_tokens"),
+    ],
+    ids=str,
+)
+def test_other_servers_words_that_are_wrong_are_a_400_that_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        decided(chat(**fields))
+    assert (refused.value.status, refused.value.param) == (400, param)

@@ -259,9 +259,12 @@ async def test_replica_is_not_blamed_for_answers_that_are_long() -> None:
         assert app._relay.breaker.shunned(time.monotonic()) == frozenset()
 
 
+@pytest.mark.case(61)
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
 async def test_replica_is_not_blamed_for_requests_that_are_wrong(status: int) -> None:
-    async with front(answer(status, {"error": {"message": "no"}})) as (app, _):
-        for _ in range(4):
+    async with front(answer(status, {"error": {"message": "no"}})) as (app, (upstream,)):
+        for _ in range(100):
             await Call(app, body()).done()
+        upstream.script = answer(200, ANSWER)
+        assert (await Call(app, body()).done()).status == 200
         assert app._relay.breaker.shunned(time.monotonic()) == frozenset()

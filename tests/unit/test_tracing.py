@@ -4,12 +4,16 @@ import re
 import time
 from typing import Any
 
+import pytest
+from asgi_call import Call
+from front import body, event, front
 from judging import judged, rule, score, talk
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind
+from scripted_upstream import DONE, answer, stream
 from starlette.datastructures import Headers
 from starlette.types import Message
 
@@ -235,3 +239,70 @@ def test_request_that_is_not_sampled_makes_no_span() -> None:
     collector = Collector(sampler=ALWAYS_OFF)
     assert not is_sampled(collector.traced({}, judged(talk("hello")), steps=[("decide", 0.0, 1.0)]))
     assert collector.spans == ()
+
+
+# Over a whole request
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    made = Collector()
+    monkeypatch.setattr("serve_app.router.app.tracing_of", lambda settings: made.tracing)
+    return made
+
+
+EXPORTED = {"telemetry": {"otlp_endpoint": "http://collector"}}
+WORDS = [event("a"), event("b")]
+
+
+@pytest.mark.case(83)
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_one_trace_leads_from_the_client_over_the_router_to_the_engine(
+    collector: Collector, streaming: bool
+) -> None:
+    script = stream(*WORDS, DONE) if streaming else answer(200, {"choices": []})
+    async with front(script, **EXPORTED) as (app, (upstream,)):
+        await Call(app, body(stream=streaming), headers=CLIENT).done()
+        _, trace, parent, _ = upstream.seen[0].headers["traceparent"].split("-")
+    (relay,) = collector.named("relay")
+    assert (trace, f"{collector.request.context.trace_id:032x}", f"{relay.context.span_id:016x}") == (
+        TRACE,
+        TRACE,
+        parent,
+    )
+    assert {span.name for span in collector.spans} == {CHAT, "admit", "decide", "relay"}
+    assert collector.request.status.is_ok
+
+
+@pytest.mark.case(83)
+async def test_span_of_a_stream_lasts_to_its_last_byte(collector: Collector) -> None:
+    async with front(stream(*WORDS, end="stall"), **EXPORTED) as (app, _):
+        call = Call(app, body(stream=True), headers=CLIENT)
+        await call.until(lambda call: WORDS[-1] in call.body)
+        assert collector.spans == ()
+        call.disconnect()
+        await call.done()
+        assert collector.request.end_time
+
+
+@pytest.mark.case(83)
+async def test_span_of_a_client_that_left_says_so(collector: Collector) -> None:
+    async with front(stream(*WORDS, end="stall"), **EXPORTED) as (app, _):
+        call = Call(app, body(stream=True), headers=CLIENT)
+        await call.until(lambda call: WORDS[-1] in call.body)
+        call.disconnect()
+        await call.done()
+    assert not collector.request.status.is_ok
+    assert collector.request.status.description == "client_left"
+
+
+@pytest.mark.case(83)
+@pytest.mark.parametrize(
+    "header", ["", "00-zz-1-01", f"00-{'0' * 32}-{PARENT}-01", "x" * 5000, f"ff-{TRACE}-{PARENT}-01"]
+)
+async def test_malformed_trace_header_begins_a_new_trace_and_is_no_fault(collector: Collector, header: str) -> None:
+    async with front(answer(200, {"choices": []}), **EXPORTED) as (app, (upstream,)):
+        assert (await Call(app, body(), headers={"traceparent": header}).done()).status == 200
+        assert upstream.seen[0].headers["traceparent"] != header
+    assert collector.request.parent is None
+    assert f"{collector.request.context.trace_id:032x}" != TRACE

@@ -31,6 +31,7 @@ async def streamed(directory: Path, size: int, **fields: Any) -> tuple[Call, dic
     return call, record
 
 
+@pytest.mark.case(53)
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
 async def test_usage_is_hidden_from_who_did_not_ask_and_counted(
@@ -41,6 +42,7 @@ async def test_usage_is_hidden_from_who_did_not_ask_and_counted(
     assert (record["prompt_tokens"], record["completion_tokens"], record["finish"]) == (7, 5, "stop")
 
 
+@pytest.mark.case(53)
 @pytest.mark.parametrize("size", [1, 7, 50, 10_000])
 async def test_usage_is_passed_on_to_who_asked_byte_for_byte(tmp_path: Path, size: int) -> None:
     call, record = await streamed(tmp_path, size, stream_options={"include_usage": True})

@@ -1,0 +1,1 @@
+"""Whether a model fits a GPU: from its `config.json`, without running it."""
