@@ -63,9 +63,7 @@ async def test_json_is_one_object_a_line_with_the_ids_as_fields(
     assert "ValueError: two" in fault["traceback"]
 
 
-def test_format_can_be_changed_and_stays_one_handler(
-    logger: logging.Logger, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_format_can_be_changed(logger: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     log.configure("warning")
     log.configure("error", "json")
     logger.warning("not this")
