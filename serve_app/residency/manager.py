@@ -9,7 +9,6 @@ replaces it. An unload is done when the engine's processes are gone and its memo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import Counter, defaultdict
@@ -20,6 +19,8 @@ from serve_app.residency import events
 from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import LazyModel, Limits, Order, Stage, Transition
 from serve_app.residency.policy import Residency
+from serve_app.residency.status import ModelStatus
+from serve_app.residency.transitions import Transitions
 
 logger = logging.getLogger(__name__)
 
@@ -40,33 +41,6 @@ class Refused(Exception):
         self.code, self.reason, self.retry_after_s = code, reason, retry_after_s
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it comes up.
-
-    `kv_cache`, `waiting`: see `EngineLoad`.
-
-    `expected_load_s` is that of a whole load, `expected_wake_s` that from where it is now. `loads` and `wakes` count
-    those that were begun since the replica started. `place`: in the queue for memory, from 1; 0: it does not wait.
-    `phases`: how long each phase of the last start took.
-    """
-
-    state: str
-    progress: float
-    in_flight: int
-    kv_cache: float
-    waiting: int
-    expected_load_s: float
-    expected_wake_s: float
-    loads: int
-    wakes: int
-    failure: str
-    place: int
-    memory_bytes: int
-    pinned: bool
-    phases: Mapping[str, float]
-
-
 class ResidencyManager:
     """The lazy models of one replica. `new_engine` makes a stopped engine for a model."""
 
@@ -83,9 +57,7 @@ class ResidencyManager:
         self._policy = Residency(models.values(), limits)
         self._new_engine = new_engine
         self._clock = clock
-        self._went = went
-        # The state of each model that was ever up, and since when.
-        self._states: dict[str, tuple[str, float]] = {}
+        self._transitions = Transitions(went, clock)
         self._models = dict(models)
         self._sleep_levels = dict(sleep_levels or {})
         self._began: dict[str, float] = {}
@@ -238,22 +210,16 @@ class ResidencyManager:
 
     def _take(self, event: events.Event) -> None:
         actions = self._policy.handle(event, self._clock())
+        # An event and its actions name every model that they change.
         if not isinstance(event, events.Tick):
-            self._note(event.model)
+            self._transitions.note(event.model, self._state(event.model))
         for action in actions:
-            self._note(action.model)
+            self._transitions.note(action.model, self._state(action.model))
             self._carry_out(action)
 
     def _state(self, model: str) -> str:
         stage = self._policy.stage(model)
         return "failed" if stage is Stage.STOPPED and self._policy.failure(model) else stage.value
-
-    def _note(self, model: str) -> None:
-        """Tell of a transition, if there was one: an event and its actions name every model that they change."""
-        was, since = self._states.get(model, (Stage.STOPPED.value, self._clock()))
-        if (now := self._state(model)) != was:
-            self._states[model] = now, self._clock()
-            self._went(Transition(model, was, now, self._clock() - since))
 
     def _carry_out(self, action: events.Action) -> None:
         match action:

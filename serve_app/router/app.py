@@ -38,6 +38,7 @@ from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
+from serve_app.router.gauges import Gauges
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -54,9 +55,7 @@ from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
-from serve_app.telemetry import metric_table as table
 from serve_app.telemetry.audit import Audit
-from serve_app.telemetry.meters import Meters
 from serve_app.telemetry.request_metrics import RouterMetrics
 from serve_app.telemetry.tracing import tracing_of
 
@@ -113,8 +112,6 @@ class RouterApp:
         self._tracing = tracing_of(config.telemetry)
         self._metrics = metrics
         self._audit = Audit(config.audit, config.audit.otlp_endpoint, metrics.lost if metrics else lambda: None)
-        if metrics:
-            metrics.watch(self._measure)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
@@ -161,6 +158,17 @@ class RouterApp:
             self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
         )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
+        if metrics:
+            gauges = Gauges(
+                self._catalog,
+                self.fleet,
+                self._relay,
+                self._lines,
+                lambda: self._open,
+                runner=self._runner,
+                front_door=front_door,
+            )
+            metrics.watch(gauges)
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
@@ -246,20 +254,6 @@ class RouterApp:
         self._audit.write(record)
         if self._metrics:
             self._metrics.take(record)
-
-    def _measure(self, meters: Meters) -> None:
-        """How things are. In the thread of the metrics: it only reads."""
-        meters.gauge(table.OPEN, (), self._open)
-        meters.gauge(table.SHUNNED, (), len(self._relay.breaker.shunned(time.monotonic())))
-        for model in self._catalog.models.values():
-            if queued := len(self._lines[model.id]):
-                meters.gauge(table.QUEUED, (model.id,), queued)
-            if held := self.fleet.cold.waiting(model.id):
-                meters.gauge(table.HELD, (model.id,), held)
-            if model.external and self._front_door:
-                meters.gauge(table.EXTERNAL_UP, (model.id,), self.fleet.status(model).state == "awake")
-        if self._runner and self._front_door:
-            meters.gauge(table.BATCH_LEFT, (), self._runner.lines_left)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
