@@ -62,6 +62,9 @@ class RouterSettings(Strict):
         620, description="Idle connections are kept this long; longer than common load balancers do (600 s)."
     )
     connect_timeout_s: Annotated[float, Field(gt=0)] = 5
+    prefix_affinity: bool = Field(
+        True, description="Of several replicas prefer one that has the beginning of the prompt in its prefix cache."
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         600, description="On shutdown, scale-down and upgrade running streams get this long to finish."
     )

@@ -100,6 +100,7 @@ class RouterApp:
             warm_s=config.pool.ageing_s / 2,
             nodes=nodes,
             pool_resources=config.pool.resources,
+            affine=config.router.prefix_affinity,
         )
         self._externals = Externals(config, deployments, self._relay)
         self._schedule = Schedule(config.models, self.fleet, config.pool.timezone)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from serve_app.admission.affinity import Prefixes, cost_of, steps_of
 from serve_app.admission.kv_cache import is_full
 from serve_app.admission.pressure import Usage, load_of
 from serve_app.catalog import Catalog
@@ -71,7 +72,7 @@ class Fleet:
     """Finds targets. `deployments` says which deployment (by its name in Serve) holds each model.
 
     `queued`: how many requests wait in this process for a place of a model's engine, by its id.
-    `nodes`: the cluster's, as last heard.
+    `nodes`: the cluster's, as last heard. `affine`: whether replicas are chosen by their prefix caches, too.
     `warm_s`: how long a load in the background waits for room. Less than the pool's `ageing_s`, or it would get room
     from a model that is in use.
     """
@@ -87,6 +88,7 @@ class Fleet:
         warm_s: float = 30.0,
         nodes: NodeView = unknown_nodes,
         pool_resources: Resources = Resources(),  # noqa: B008 # frozen
+        affine: bool = True,
     ) -> None:
         self._catalog = catalog
         self._deployments = deployments
@@ -97,6 +99,8 @@ class Fleet:
         self._warm_s = warm_s
         self._nodes = nodes
         self._pool_resources = pool_resources
+        self._affine = affine
+        self._prefixes = Prefixes()
         self._warming: dict[str, asyncio.Task[None]] = {}
         self._spreading: dict[str, asyncio.Task[None]] = {}
         self._known_by = time.monotonic() + _KNOWN_WITHIN_S
@@ -105,8 +109,22 @@ class Fleet:
         """The model whose engine answers: its base's for a LoRA adapter."""
         return self._catalog.models[model.base] if model.base else model
 
-    def target(self, model: Model, tried: Collection[str] = ()) -> Target | None:
-        """An engine that may answer for the model; None if this process knows of none that was not tried."""
+    def steps(self, model: Model, texts: Callable[[], Iterable[str]]) -> tuple[int, ...]:
+        """Marks of a prompt by which `target` finds a replica that has its beginning; none where there is no choice."""
+        if not self._affine or len(self._replicas(model)) < 2:
+            return ()
+        return steps_of(model.id, texts())
+
+    def sent(self, target: Target, steps: Sequence[int]) -> None:
+        """A request with these marks goes there."""
+        if steps:
+            self._prefixes.sent(target.replica_id, steps)
+
+    def target(self, model: Model, tried: Collection[str] = (), steps: Sequence[int] = ()) -> Target | None:
+        """An engine that may answer for the model; None if this process knows of none that was not tried.
+
+        Of several the one with the fewest requests of ours, less what it has of the prompt; see `affinity`.
+        """
         model = self.engine_of(model)
         replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
         awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
@@ -116,12 +134,16 @@ class Fleet:
             else:
                 awake.setdefault(last.replica_id, last)
         shunned = self._relay.breaker.shunned(time.monotonic())
-        load = self._relay.in_flight.__getitem__
-        found = (shunned and choose(awake.values(), load, {*tried, *shunned})) or choose(awake.values(), load, tried)
+        in_flight = self._relay.in_flight.__getitem__
+
+        def cost(replica: str) -> int:
+            return cost_of(in_flight(replica), self._prefixes.known(replica, steps)) if steps else in_flight(replica)
+
+        found = (shunned and choose(awake.values(), cost, {*tried, *shunned})) or choose(awake.values(), cost, tried)
         if found is None and model.tier == "resident":
             # What is published is up to a second old, and a port that nobody listens on says so at once.
             every = (replica.target(model.id) for replica in replicas)
-            found = choose(every, self._relay.in_flight.__getitem__, tried)
+            found = choose(every, cost, tried)
         return found
 
     async def until_known(self, model: Model) -> None:

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -41,6 +41,7 @@ from serve_app.router.tokens import most_tokens
 from serve_app.router.wire import WIRE
 from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
+from serve_app.routing.prompt_text import texts_of
 from serve_app.routing.reading import ESTIMATE_ERROR
 from serve_app.telemetry.tracing import Tracing, passed_on
 
@@ -210,7 +211,8 @@ class Generate:
             total_s=model.total_timeout_s,
             comment_s=self._settings.comment_s,
         )
-        await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience))
+        steps = self._fleet.steps(engine, lambda: texts_of(facts))
+        await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience, steps))
 
     async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
         """The same request decided without a model that is overloaded, if an awake one with room can answer."""
@@ -264,7 +266,9 @@ class Generate:
         with self._fleet.cold.wait(model.id) as call:
             await asyncio.wait([call], timeout=min(patience_s, self._settings.hold_s))
 
-    async def _serve(self, model: Model, call: EngineCall, asked: Asked, reply: Reply, patience_s: float) -> None:
+    async def _serve(
+        self, model: Model, call: EngineCall, asked: Asked, reply: Reply, patience_s: float, steps: Sequence[int]
+    ) -> None:
         deadline = time.monotonic() + patience_s
         line = self._lines[model.id]
         ticket: Ticket | None = None
@@ -278,7 +282,7 @@ class Generate:
         queues = len(line) > 0  # who came before goes before
         await self._fleet.until_known(model)
         while True:
-            target = None if queues else self._fleet.target(model, tried)
+            target = None if queues else self._fleet.target(model, tried, steps)
             if target is None and model.tier == "lazy" and not (full or queues):
                 if wakes == _MAX_WAKES:
                     raise self._absent(model)
@@ -304,6 +308,7 @@ class Generate:
             if target is None:
                 raise told or (broken("died") if deaths else self._absent(model))
             line.started(asked.caller.id)
+            self._fleet.sent(target, steps)
             asked.sent_at = time.monotonic()
             if asked.trace:
                 asked.trace.sent(call.headers)

@@ -1,0 +1,49 @@
+"""A prompt goes where its beginning is, unless that replica is much busier."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serve_app.admission.affinity import CHARS_A_REQUEST, MAX_STEPS, STEP_CHARS, Prefixes, cost_of, steps_of
+
+SYSTEM = "You are a careful assistant. " * 200
+texts = st.lists(st.text(max_size=3000), max_size=6)
+
+
+@given(texts, texts)
+def test_longer_prompt_has_all_marks_of_its_beginning(begins: list[str], goes_on: list[str]) -> None:
+    short, long = steps_of("m", begins), steps_of("m", [*begins, *goes_on])
+    assert long[: len(short)] == short
+    assert len(long) == min(MAX_STEPS, (sum(map(len, begins + goes_on)) + len(begins + goes_on)) // STEP_CHARS)
+
+
+def test_prompts_that_differ_early_share_no_mark() -> None:
+    assert not set(steps_of("m", ["a" + SYSTEM])) & set(steps_of("m", ["b" + SYSTEM]))
+    assert not set(steps_of("m", [SYSTEM])) & set(steps_of("other", [SYSTEM]))
+
+
+def test_replica_knows_what_it_was_sent_and_no_more() -> None:
+    prefixes = Prefixes()
+    first = steps_of("m", [SYSTEM, "first question " * 200])
+    second = steps_of("m", [SYSTEM, "another one " * 200])
+    prefixes.sent("a", first)
+    shared = len(SYSTEM) // STEP_CHARS * STEP_CHARS
+    assert prefixes.known("a", first) == len(first) * STEP_CHARS
+    assert prefixes.known("a", second) == shared
+    assert prefixes.known("b", first) == 0
+
+
+def test_memory_is_bounded_and_forgets_the_ends_first() -> None:
+    prefixes = Prefixes(size=6)
+    steps = steps_of("m", ["x" * 4 * STEP_CHARS])
+    prefixes.sent("a", steps)
+    prefixes.sent("b", steps)
+    assert prefixes.known("b", steps) == len(steps) * STEP_CHARS
+    assert prefixes.known("a", steps) == (6 - len(steps)) * STEP_CHARS
+
+
+def test_prefix_outweighs_a_request_more_and_not_many() -> None:
+    known = 2 * CHARS_A_REQUEST
+    assert cost_of(1, known) < cost_of(0, 0)
+    assert cost_of(3, known) > cost_of(0, 0)
