@@ -62,7 +62,9 @@ def _resident(config: Config, model: Model) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
-    return deployment.bind(config.engine_spec(model), config.engine_host, config.log_level, config.router.drain_s)
+    return deployment.bind(
+        config.engine_spec(model), config.engine_host, config.log_level, config.log_format, config.router.drain_s
+    )
 
 
 def _pool(config: Config) -> Application:

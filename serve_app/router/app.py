@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -33,10 +33,12 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.dialect import dialect_of
+from serve_app.router.engine_metrics import EngineMetrics
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
+from serve_app.router.gauges import Gauges
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -54,8 +56,8 @@ from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
-from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
-from serve_app.telemetry.tracing import Tracing, tracer_to
+from serve_app.telemetry.request_metrics import RouterMetrics
+from serve_app.telemetry.tracing import tracing_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +71,8 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions,
-    `nodes` tells what the nodes of the cluster offer, and `lost` is called for each audit record that could not be
-    written.
+    `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
+    `nodes` tells what the nodes of the cluster offer.
     """
 
     def __init__(
@@ -81,9 +82,8 @@ class RouterApp:
         pool: PoolCalls,
         identity: str,
         *,
-        meter: Meter = no_meter,
+        metrics: RouterMetrics | None = None,
         nodes: NodeView = unknown_nodes,
-        lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
     ) -> None:
         self._identity = identity
@@ -110,11 +110,9 @@ class RouterApp:
         view = FleetView(self.fleet, self._catalog.models)
         self._decider = Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
         explain = Explain(policy_hash(config))
-        counts = DecisionCounts(meter)
-        endpoint = config.telemetry.otlp_endpoint
-        tracing = Tracing(tracer_to(endpoint) if endpoint else None)
-
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint, lost)
+        self._tracing = tracing_of(config.telemetry)
+        self._metrics = metrics
+        self._audit = Audit(config.audit, config.audit.otlp_endpoint, metrics.lost if metrics else lambda: None)
         self._rates = Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
@@ -125,11 +123,10 @@ class RouterApp:
                 explain,
                 self.fleet,
                 self._relay,
-                counts,
-                tracing,
+                self._tracing,
                 self._rates,
                 self._lines,
-                self._audit,
+                self._keep,
             )
 
         self._store = store_of(config.conversations) if config.conversations.enabled else None
@@ -153,6 +150,7 @@ class RouterApp:
         # Answered without a look at the table of routes, which costs as much as a decision.
         self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
         admin = Admin(self._catalog, self.fleet)
+        engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
         store = batch_store(config.batches)
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
@@ -161,12 +159,24 @@ class RouterApp:
             self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
         )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
+        if metrics:
+            gauges = Gauges(
+                self._catalog,
+                self.fleet,
+                self._relay,
+                self._lines,
+                lambda: self._open,
+                runner=self._runner,
+                front_door=front_door,
+            )
+            metrics.watch(gauges)
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
                 *kept,
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
+                Route("/v1/router/metrics", engine_metrics.read),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/files", files.create, methods=["POST"]),
@@ -204,7 +214,7 @@ class RouterApp:
             if refusal := None if probe else self._refusal(scope):
                 own_id = request_id(Headers(scope=scope))
                 if generates:
-                    self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
+                    self._keep(refused_record(scope, own_id, refusal.status, refusal.code))
                 response = error_response(refusal, dialect_of(scope["path"]))
                 await response(scope, receive, _with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
@@ -238,7 +248,13 @@ class RouterApp:
                 )
         finally:
             if not recorded:
-                self._audit.write(refused_record(scope, own_id, status or 499, None))
+                self._keep(refused_record(scope, own_id, status or 499, None))
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """What became of a request: for the audit, and for the metrics."""
+        self._audit.write(record)
+        if self._metrics:
+            self._metrics.take(record)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
@@ -265,6 +281,7 @@ class RouterApp:
                 await self._relay.close()
                 await self._rates.close()
                 await asyncio.to_thread(self._audit.close)
+                await asyncio.to_thread(self._tracing.close)
                 if self._store:
                     await self._store.close()
                 await send({"type": "lifespan.shutdown.complete"})

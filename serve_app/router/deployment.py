@@ -19,7 +19,10 @@ from serve_app.config import Config, deployment_name
 from serve_app.router.app import RouterApp
 from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
-from serve_app.telemetry.ray_metrics import audit_meter, decision_meter
+from serve_app.telemetry.meters import Flusher
+from serve_app.telemetry.metric_table import ROUTER_METRICS
+from serve_app.telemetry.ray_metrics import RaySink
+from serve_app.telemetry.request_metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ class Router:
         pool: tuple[str, DeploymentHandle] | None,
     ) -> None:
         config = Config.model_validate(config_args)
-        log.configure(config.log_level)
+        log.configure(config.log_level, config.log_format)
         calls: PoolCalls = ServePool(pool[1], config) if pool else NoPool()
         deployments = {model_id: name for model_id, (name, _) in residents.items()}
         deployments |= {model.id: deployment_name(model) for model in config.residents if model.external}
@@ -57,7 +60,7 @@ class Router:
         deployments |= {model.id: deployments[model.base] for model in config.models if model.base}
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
 
-        meter, lost = decision_meter(), audit_meter()
+        metrics = RouterMetrics()
         nodes = ClusterNodes()
 
         def new_app(*, front_door: bool = True) -> RouterApp:
@@ -66,9 +69,8 @@ class Router:
                 deployments,
                 calls,
                 identity,
-                meter=meter,
+                metrics=metrics,
                 nodes=nodes.resources,
-                lost=lost,
                 front_door=front_door,
             )
 
@@ -81,6 +83,8 @@ class Router:
         last = (pool[1], config.lazy[0].id) if pool else None
         self._opening = asyncio.create_task(_open_ways(handles, last, pool_may_be_empty=may_be_empty))
         self._listener.start()
+        self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
+        self._flusher.start()
 
     async def check_health(self) -> None:
         """Serve's hook: a Router whose front door is shut is replaced."""
@@ -90,6 +94,7 @@ class Router:
     async def __del__(self) -> None:
         """Serve awaits this on shutdown and scale-down: finish what runs."""
         await self._listener.stop()
+        await asyncio.to_thread(self._flusher.close)
 
 
 async def _open_ways(

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, MutableMapping
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -48,7 +48,7 @@ class EngineCall:
 
     path: str
     body: bytes
-    headers: Mapping[str, str]
+    headers: MutableMapping[str, str]
     shape: Shape
     tally: Tally
     began: float
@@ -210,6 +210,15 @@ class Relay:
                     return answer.status
         except (UpstreamError, OSError):
             return 0
+
+    async def fetch(self, target: Target, path: str, timeout_s: float) -> bytes | None:
+        """What one of its paths answers; None where nothing does, or not 200."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                with await self._upstream.get(target, path) as answer:
+                    return await answer.read() if answer.status == 200 else None
+        except (UpstreamError, OSError):
+            return None
 
     async def call(self, target: Target, path: str, body: bytes) -> dict[str, Any]:
         """One small request of the Router's own. Raises `UpstreamError`, or `ApiError` for a refusal."""
