@@ -68,7 +68,9 @@ def text_of(words: int, seed: str) -> str:
 
 def first_token_s(server: Server, model: str, messages: list[dict[str, str]]) -> tuple[float, str]:
     """Seconds to the first text of a streamed answer, and the answer."""
-    body = {"model": model, "messages": messages, "stream": True, "max_tokens": _ANSWER_TOKENS, "temperature": 0}
+    # A small model might answer nothing to words without a meaning.
+    length = {"max_tokens": _ANSWER_TOKENS, "min_tokens": _ANSWER_TOKENS}
+    body = {"model": model, "messages": messages, "stream": True, "temperature": 0, **length}
     request = urllib.request.Request(
         server.url + "/v1/chat/completions",
         data=json.dumps(body).encode(),

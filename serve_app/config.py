@@ -47,6 +47,9 @@ class Config(Strict):
 
     models_dir: str = Field(".models", description="Relative: below the repository.")
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Of our own lines; json: one object a line. Lines about a request carry its id."
+    )
     engine_host: str = Field(
         "127.0.0.1", description="Address on which engines listen; `node` for the node's own on a cluster."
     )
@@ -223,6 +226,8 @@ class Config(Strict):
             args = {"max_model_len": model.context, **model.engine}
             if model.trust_remote_code:
                 args["trust_remote_code"] = True
+            if self.telemetry.otlp_endpoint:
+                args.setdefault("otlp_traces_endpoint", self.telemetry.otlp_endpoint)
             if adapters := self.adapters_of(model):
                 args["enable_lora"] = True
                 args["lora_modules"] = [
@@ -242,13 +247,19 @@ class Config(Strict):
             kind="fake" if model.fake else "vllm",
             source="" if model.fake else model.path(self.models_dir),
             args=args,
-            env=model.engine_env,
+            env={**self._tracing_env(), **model.engine_env},
             max_ongoing=model.max_ongoing_requests,
             load_timeout_s=model.load_timeout_s,
             steer_timeout_s=model.sleep.timeout_s,
             kv_cache_limit=model.kv_cache_limit,
             stall_timeout_s=model.stall_timeout_s,
         )
+
+    def _tracing_env(self) -> dict[str, str]:
+        """vLLM's spans go where ours do, in the same protocol; its own choice would be gRPC."""
+        if not self.telemetry.otlp_endpoint:
+            return {}
+        return {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_SERVICE_NAME": "switchyard-engine"}
 
     def sleeps(self, model: Model) -> bool:
         """Whether a lazy model is put to sleep rather than stopped."""

@@ -172,7 +172,12 @@ class Batches(Strict):
 class Telemetry(Strict):
     """What leaves the service besides answers and Ray's metrics."""
 
-    otlp_endpoint: str = Field("", description="OTLP/HTTP collector for traces, e.g. http://host:4318/v1/traces.")
+    otlp_endpoint: str = Field(
+        "", description="OTLP/HTTP collector for traces, the engines' too, e.g. http://host:4318/v1/traces."
+    )
+    sample_ratio: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="Part of the traces that are kept, of requests whose client has not chosen (`traceparent`)."
+    )
 
     _is_http = field_validator("otlp_endpoint")(_http_url)
 

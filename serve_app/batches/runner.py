@@ -70,6 +70,8 @@ class Runner:
         self._now = now
         self._aside: dict[str, float] = {}
         self._lane: IO[bytes] | None = None
+        # Of the batch that is worked on here.
+        self.lines_left = 0
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -161,6 +163,7 @@ class Runner:
 
     async def _run(self, claim: Claim) -> None:
         left = await self._left(claim)
+        self.lines_left = len(left)
         stopped = asyncio.Event()
         watching = asyncio.create_task(self._watch(claim, stopped))
         try:
@@ -168,6 +171,7 @@ class Runner:
                 if not await self._run_group(claim, group, stopped):
                     break
         finally:
+            self.lines_left = 0
             watching.cancel()
             await asyncio.wait([watching])
         batch = await whole(claim.counted)
@@ -194,6 +198,7 @@ class Runner:
         async def record(results: Sequence[Result]) -> None:
             nonlocal saved_at
             await whole(claim.ledger.add, results)
+            self.lines_left -= len(results)
             if time.monotonic() - saved_at > _SAVE_EVERY_S:
                 saved_at = time.monotonic()
                 await whole(claim.save, claim.counted())

@@ -12,10 +12,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serve_app.admission.kv_cache import refuses
 from serve_app.engines.base import REFUSAL_HEADER, SECRET_HEADER, EngineLoad, Refusal
 
-# What a Router may ask of an engine. vLLM's app has more (control, profiling, metrics): none of it is reachable.
+# What a Router may ask of an engine. vLLM's app has more (control, profiling): none of it is reachable.
 SERVED_PATHS = frozenset(
     {
         "/health",
+        "/metrics",
         "/v1/models",
         "/v1/chat/completions",
         "/v1/completions",
@@ -32,7 +33,7 @@ SERVED_PATHS = frozenset(
 # Of English text; Chinese has about 2. Only ever a load estimate, of prompts with their JSON around them.
 _BYTES_PER_TOKEN = 4
 # These cost the engine nothing and must answer when it is full.
-UNCOUNTED_PATHS = frozenset({"/health", "/v1/models"})
+UNCOUNTED_PATHS = frozenset({"/health", "/metrics", "/v1/models"})
 
 _SECRET = SECRET_HEADER.encode()
 _RESPONSES = "/v1/responses"

@@ -17,9 +17,13 @@ from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
 from serve_app.live import with_live
 from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
-from serve_app.models.replicas import PublishedModel, metadata, published
+from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
 from serve_app.residency.events import LazyModel, Limits, Order
 from serve_app.residency.manager import Refused, ResidencyManager
+from serve_app.telemetry.meters import Flusher
+from serve_app.telemetry.metric_table import REPLICA_METRICS
+from serve_app.telemetry.ray_metrics import RaySink
+from serve_app.telemetry.replica_metrics import Memory, ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +48,7 @@ class PoolPlan:
     sleep_levels: Mapping[str, int]
     host: str
     log_level: str
+    log_format: log.Style
     standby: bool
     drain_s: float
 
@@ -81,6 +86,7 @@ def pool_plan(config: Config) -> PoolPlan:
         sleep_levels={model.id: model.sleep.level for model in config.lazy},
         host=config.engine_host,
         log_level=config.log_level,
+        log_format=config.log_format,
         standby=config.pool.standby and any(spec.kind == "vllm" for spec in specs.values()),
         drain_s=config.router.drain_s,
     )
@@ -97,7 +103,7 @@ class LazyPool:
 
     async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
         plan = pool_plan(Config.model_validate(args))
-        log.configure(plan.log_level)
+        log.configure(plan.log_level, plan.log_format)
         self._args = args
         self._plan = plan
         self._configured = False
@@ -107,7 +113,12 @@ class LazyPool:
         host = engine_host(plan.host)
         self._ports = {model_id: reserve_port(host) for model_id in plan.specs}
         self._standby = StandbyKeeper("vllm", plan.log_level) if plan.standby else None
-        self._manager = ResidencyManager(plan.models, plan.limits, self._new_engine, sleep_levels=plan.sleep_levels)
+        self._metrics = ReplicaMetrics(own_replica_id())
+        self._flusher = Flusher([self._metrics.collect], RaySink(REPLICA_METRICS))
+        self._flusher.start()
+        self._manager = ResidencyManager(
+            plan.models, plan.limits, self._new_engine, sleep_levels=plan.sleep_levels, went=self._metrics.went
+        )
         self._manager.start()
 
     async def reconfigure(self, live: dict[str, Any]) -> None:
@@ -169,7 +180,7 @@ class LazyPool:
             self._refill()
             return {"refused": _reason(refused)}
         self._refill()
-        return {"target": {"replica_id": _own_replica_id(), "url": engine.address.url, "secret": self._secret}}
+        return {"target": {"replica_id": own_replica_id(), "url": engine.address.url, "secret": self._secret}}
 
     async def _heard_of(self, model_id: str) -> bool:
         """Whether the model is configured here, or comes to be at once: a Router may have heard of it first."""
@@ -206,11 +217,15 @@ class LazyPool:
             model_id: PublishedModel(**dataclasses.asdict(status))
             for model_id, status in self._manager.status().items()
         }
+        limits, moving = self._plan.limits, self._manager.moving()
+        used_bytes, host_used_bytes = self._manager.used_bytes(), self._manager.used_host_bytes()
+        memory = Memory(used_bytes, limits.memory_bytes, host_used_bytes, limits.host_bytes)
+        self._metrics.publish(models, moving=moving, memory=memory)
         return published(
             models,
-            moving=self._manager.moving(),
-            used_bytes=self._manager.used_bytes(),
-            limit_bytes=self._plan.limits.memory_bytes,
+            moving=moving,
+            used_bytes=used_bytes,
+            limit_bytes=limits.memory_bytes,
             urls={model_id: address.url for model_id, (address, _) in self._ports.items()},
         )
 
@@ -228,6 +243,7 @@ class LazyPool:
         await self._manager.close(self._plan.drain_s)
         if self._standby:
             self._standby.close()
+        await asyncio.to_thread(self._flusher.close)
 
 
 def _reason(refused: Refused) -> dict[str, Any]:
@@ -262,9 +278,3 @@ class StandbyKeeper:
             self._spawning.cancel()
         if self._host:
             self._host.kill()
-
-
-def _own_replica_id() -> str:
-    from ray import serve
-
-    return str(serve.get_replica_context().replica_id.unique_id)

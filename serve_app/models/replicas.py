@@ -171,6 +171,13 @@ def choose(targets: Iterable[Target], cost: Callable[[str], int], tried: Collect
     return min(candidates, key=lambda target: cost(target.replica_id), default=None)
 
 
+def own_replica_id() -> str:
+    """The id of the replica that this process is, as a Router knows it."""
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)
+
+
 _tables: dict[str, tuple[Replica, ...]] = {}
 
 

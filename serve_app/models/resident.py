@@ -15,7 +15,12 @@ from serve_app.engines.process import EngineProcess, new_secret
 from serve_app.live import with_live
 from serve_app.models.autoscaling import load_stats
 from serve_app.models.network import engine_host
-from serve_app.models.replicas import PublishedModel, metadata, published
+from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
+from serve_app.residency.events import Transition
+from serve_app.telemetry.meters import Flusher
+from serve_app.telemetry.metric_table import REPLICA_METRICS
+from serve_app.telemetry.ray_metrics import RaySink
+from serve_app.telemetry.replica_metrics import ReplicaMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +37,7 @@ class Resident:
 
     async def __init__(self, args: dict[str, Any], model_id: str) -> None:  # type: ignore[misc] # Serve awaits it
         config = Config.model_validate(args)
-        log.configure(config.log_level)
+        log.configure(config.log_level, config.log_format)
         self._args = args
         self._spec = spec_of(config, model_id)
         self._log_level = config.log_level
@@ -42,6 +47,9 @@ class Resident:
         self._restarts: list[float] = []
         self._problem: str | None = None
         self._guard: asyncio.Task[None] | None = None
+        self._metrics = ReplicaMetrics(own_replica_id())
+        self._flusher = Flusher([self._metrics.collect], RaySink(REPLICA_METRICS))
+        self._flusher.start()
         self._load_s = 0.0
         self._memory_bytes = 0
         self._engine = self._new_engine()
@@ -79,6 +87,7 @@ class Resident:
         began = time.monotonic()
         await self._engine.start()
         self._load_s = time.monotonic() - began
+        self._metrics.went(Transition(self._spec.model_id, "loading", "awake", self._load_s))
         self._memory_bytes = await asyncio.to_thread(self._engine.memory_bytes)
 
     async def _keep_alive(self) -> None:
@@ -90,11 +99,13 @@ class Resident:
                 self._problem = f"the engine died {len(self._restarts)} times; last: {reason}"
                 return
             logger.error("%s has died: %s; starting it again", self._spec.model_id, reason)
+            self._metrics.went(Transition(self._spec.model_id, "awake", "failed", 0.0))
             self._engine = self._new_engine()
             try:
                 await self._start()
             except Exception as error:
                 self._problem = str(error) or type(error).__name__
+                self._metrics.went(Transition(self._spec.model_id, "loading", "failed", 0.0))
                 logger.exception("%s could not be started again", self._spec.model_id)
                 return
 
@@ -118,7 +129,9 @@ class Resident:
             loads=1 + len(self._restarts),
             memory_bytes=self._memory_bytes,
         )
-        return published({self._spec.model_id: model}, moving=self._problem is None)
+        models, moving = {self._spec.model_id: model}, self._problem is None
+        self._metrics.publish(models, moving=moving)
+        return published(models, moving=moving)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the model is autoscaled."""
@@ -135,6 +148,7 @@ class Resident:
             self._guard.cancel()
         await self._engine.drain(self._drain_s)
         await self._engine.stop()
+        await asyncio.to_thread(self._flusher.close)
 
 
 def spec_of(config: Config, model_id: str) -> EngineSpec:

@@ -199,6 +199,17 @@ Event = (
     | Tick
 )
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Transition:
+    """A model went from one state to another, after so many seconds in the first. `failed`: stopped, with a reason."""
+
+    model: str
+    was: str
+    now: str
+    after_s: float
+
+
 # Actions
 
 

@@ -9,7 +9,6 @@ replaces it. An unload is done when the engine's processes are gone and its memo
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import time
 from collections import Counter, defaultdict
@@ -18,8 +17,10 @@ from collections.abc import Callable, Coroutine, Mapping
 from serve_app.engines.base import Engine, EngineError, Phase, StuckError
 from serve_app.residency import events
 from serve_app.residency.demand import PoolDemand
-from serve_app.residency.events import LazyModel, Limits, Order, Stage
+from serve_app.residency.events import LazyModel, Limits, Order, Stage, Transition
 from serve_app.residency.policy import Residency
+from serve_app.residency.status import ModelStatus
+from serve_app.residency.transitions import Transitions
 
 logger = logging.getLogger(__name__)
 
@@ -40,33 +41,6 @@ class Refused(Exception):
         self.code, self.reason, self.retry_after_s = code, reason, retry_after_s
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """What is published about one model. Times in seconds; `progress` from 0 to 1 while it comes up.
-
-    `kv_cache`, `waiting`: see `EngineLoad`.
-
-    `expected_load_s` is that of a whole load, `expected_wake_s` that from where it is now. `loads` and `wakes` count
-    those that were begun since the replica started. `place`: in the queue for memory, from 1; 0: it does not wait.
-    `phases`: how long each phase of the last start took.
-    """
-
-    state: str
-    progress: float
-    in_flight: int
-    kv_cache: float
-    waiting: int
-    expected_load_s: float
-    expected_wake_s: float
-    loads: int
-    wakes: int
-    failure: str
-    place: int
-    memory_bytes: int
-    pinned: bool
-    phases: Mapping[str, float]
-
-
 class ResidencyManager:
     """The lazy models of one replica. `new_engine` makes a stopped engine for a model."""
 
@@ -77,11 +51,13 @@ class ResidencyManager:
         new_engine: Callable[[str], Engine],
         *,
         sleep_levels: Mapping[str, int] | None = None,
+        went: Callable[[Transition], None] = lambda transition: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = Residency(models.values(), limits)
         self._new_engine = new_engine
         self._clock = clock
+        self._transitions = Transitions(went, clock)
         self._models = dict(models)
         self._sleep_levels = dict(sleep_levels or {})
         self._began: dict[str, float] = {}
@@ -184,6 +160,10 @@ class ResidencyManager:
         """Memory of all models that are not stopped."""
         return self._policy.used_bytes()
 
+    def used_host_bytes(self) -> int:
+        """Host memory of all models that are not stopped, as far as it is counted."""
+        return self._policy.used_host_bytes()
+
     def status(self) -> dict[str, ModelStatus]:
         """Every model that is more than configured: it is up, was up, or is waited for."""
         now = self._clock()
@@ -204,7 +184,7 @@ class ResidencyManager:
         if stage in (Stage.LOADING, Stage.WAKING):
             progress = min(0.99, (now - self._began.get(model, now)) / max(expected, 0.001))
         return ModelStatus(
-            state="failed" if failure and stage is Stage.STOPPED else stage.value,
+            state=self._state(model),
             progress=round(progress, 2),
             in_flight=engine.in_flight if engine else 0,
             kv_cache=engine.reported.kv_cache if engine else 0.0,
@@ -251,8 +231,17 @@ class ResidencyManager:
     def _take(self, event: events.Event) -> None:
         if not isinstance(event, events.Tick) and event.model not in self._models:
             return  # it was forgotten meanwhile
-        for action in self._policy.handle(event, self._clock()):
+        actions = self._policy.handle(event, self._clock())
+        # An event and its actions name every model that they change.
+        if not isinstance(event, events.Tick):
+            self._transitions.note(event.model, self._state(event.model))
+        for action in actions:
+            self._transitions.note(action.model, self._state(action.model))
             self._carry_out(action)
+
+    def _state(self, model: str) -> str:
+        stage = self._policy.stage(model)
+        return "failed" if stage is Stage.STOPPED and self._policy.failure(model) else stage.value
 
     def _carry_out(self, action: events.Action) -> None:
         match action:

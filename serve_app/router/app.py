@@ -33,10 +33,12 @@ from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limit
 from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.dialect import dialect_of
+from serve_app.router.engine_metrics import EngineMetrics
 from serve_app.router.explain import Explain
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
+from serve_app.router.gauges import Gauges
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
 from serve_app.router.offline import Offline
@@ -54,8 +56,8 @@ from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
-from serve_app.telemetry.decisions import DecisionCounts, Meter, no_meter
-from serve_app.telemetry.tracing import Tracing, tracer_to
+from serve_app.telemetry.request_metrics import RouterMetrics
+from serve_app.telemetry.tracing import Tracing, tracing_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,10 +71,9 @@ class RouterApp:
     """One ASGI app with its own connections, for one event loop.
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
-    `front_door` gets few requests, and starts its scorer with the first one. `meter` takes counts of decisions,
-    `nodes` tells what the nodes of the cluster offer, and `lost` is called for each audit record that could not be
-    written. `before`: the app of the configuration until now; what has a state is taken over from it. `refused` says
-    why a newer configuration was not taken, if one was not.
+    `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
+    `nodes` tells what the nodes of the cluster offer. `before`: the app of the configuration until now; what has a
+    state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
     """
 
     def __init__(
@@ -82,9 +83,8 @@ class RouterApp:
         pool: PoolCalls,
         identity: str,
         *,
-        meter: Meter = no_meter,
+        metrics: RouterMetrics | None = None,
         nodes: NodeView = unknown_nodes,
-        lost: Callable[[], None] = lambda: None,
         front_door: bool = True,
         before: RouterApp | None = None,
         refused: Callable[[], str] = lambda: "",
@@ -125,10 +125,9 @@ class RouterApp:
             else Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
         )
         explain = Explain(self._version)
-        counts = DecisionCounts(meter)
-        endpoint = config.telemetry.otlp_endpoint
-        self._tracing: Tracing = before._tracing if before else Tracing(tracer_to(endpoint) if endpoint else None)
-
+        self._tracing: Tracing = before._tracing if before else tracing_of(config.telemetry)
+        self._metrics = metrics
+        lost = metrics.lost if metrics else lambda: None
         self._audit: Audit = before._audit if before else Audit(config.audit, config.audit.otlp_endpoint, lost)
         self._rates: Rates = before._rates if before else Rates(config.security.redis_url)
 
@@ -140,11 +139,10 @@ class RouterApp:
                 explain,
                 self.fleet,
                 self._relay,
-                counts,
                 self._tracing,
                 self._rates,
                 self._lines,
-                self._audit,
+                self._keep,
             )
 
         kept_before = before._store if before else None
@@ -170,6 +168,7 @@ class RouterApp:
         # Answered without a look at the table of routes, which costs as much as a decision.
         self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
         admin = Admin(self._catalog, self.fleet)
+        engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
         store = batch_store(config.batches)
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
@@ -178,12 +177,25 @@ class RouterApp:
             self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
         )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
+        self._gauges: Gauges | None = None
+        if metrics:
+            self._gauges = Gauges(
+                self._catalog,
+                self.fleet,
+                self._relay,
+                self._lines,
+                lambda: self._open,
+                runner=self._runner,
+                front_door=front_door,
+            )
+            metrics.watch(self._gauges)
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
                 *kept,
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
+                Route("/v1/router/metrics", engine_metrics.read),
                 Route("/v1/models", self.models),
                 Route("/v1/models/{name:path}", self.model),
                 Route("/v1/files", files.create, methods=["POST"]),
@@ -221,7 +233,7 @@ class RouterApp:
             if refusal := None if probe else self._refusal(scope):
                 own_id = request_id(Headers(scope=scope))
                 if generates:
-                    self._audit.write(refused_record(scope, own_id, refusal.status, refusal.code))
+                    self._keep(refused_record(scope, own_id, refusal.status, refusal.code))
                 response = error_response(refusal, dialect_of(scope["path"]))
                 await response(scope, receive, _with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
@@ -255,7 +267,13 @@ class RouterApp:
                 )
         finally:
             if not recorded:
-                self._audit.write(refused_record(scope, own_id, status or 499, None))
+                self._keep(refused_record(scope, own_id, status or 499, None))
+
+    def _keep(self, record: dict[str, Any]) -> None:
+        """What became of a request: for the audit, and for the metrics."""
+        self._audit.write(record)
+        if self._metrics:
+            self._metrics.take(record)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
@@ -296,6 +314,9 @@ class RouterApp:
         if self._background:
             await asyncio.wait(self._background)
         self._background = []
+        if self._metrics and self._gauges:
+            self._metrics.leave(self._gauges)
+            self._gauges = None
 
     async def close(self) -> None:
         """End everything."""
@@ -304,6 +325,7 @@ class RouterApp:
         await self._relay.close()
         await self._rates.close()
         await asyncio.to_thread(self._audit.close)
+        await asyncio.to_thread(self._tracing.close)
         if self._store:
             await self._store.close()
 

@@ -21,7 +21,10 @@ from serve_app.live import with_live
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
 from serve_app.router.live import LiveApp
-from serve_app.telemetry.ray_metrics import audit_meter, decision_meter
+from serve_app.telemetry.meters import Flusher
+from serve_app.telemetry.metric_table import ROUTER_METRICS
+from serve_app.telemetry.ray_metrics import RaySink
+from serve_app.telemetry.request_metrics import RouterMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +68,10 @@ class Router:
         self._config = Config.model_validate(config_args)
         self._refused = ""
         self._opened = False
-        log.configure(self._config.log_level)
+        log.configure(self._config.log_level, self._config.log_format)
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
-        meter, lost = decision_meter(), audit_meter()
+        metrics = RouterMetrics()
+        self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
         nodes = ClusterNodes()
 
         def new_app(before: RouterApp | None, *, front_door: bool) -> RouterApp:
@@ -77,9 +81,8 @@ class Router:
                 self._deployments(config),
                 ServePool(pool[1], config) if pool else NoPool(),
                 identity,
-                meter=meter,
+                metrics=metrics,
                 nodes=nodes.resources,
-                lost=lost,
                 front_door=front_door,
                 before=before,
                 refused=lambda: self._refused,
@@ -134,6 +137,7 @@ class Router:
         last = (self._pool[1], POOL_ITSELF) if self._pool else None
         self._opening = asyncio.create_task(_open_ways(handles, last, pool_may_be_empty=may_be_empty))
         self._listener.start()
+        self._flusher.start()
 
     async def check_health(self) -> None:
         """Serve's hook: a Router whose front door is shut is replaced."""
@@ -143,6 +147,7 @@ class Router:
     async def __del__(self) -> None:
         """Serve awaits this on shutdown and scale-down: finish what runs."""
         await self._listener.stop()
+        await asyncio.to_thread(self._flusher.close)
 
 
 async def _open_ways(

@@ -204,6 +204,16 @@ class Fleet:
             phases=best.phases,
         )
 
+    def engines(self) -> list[tuple[str, Target]]:
+        """Every engine of ours that is awake, as far as this process knows, with its model's id."""
+        return [
+            (model.id, replica.target(model.id))
+            for model in self._catalog.models.values()
+            if not model.base and not model.external
+            for replica in self._replicas(model)
+            if model.id in replica.urls and self._awake(replica, model)
+        ]
+
     def _sent(self, model: Model) -> int:
         return sum(self._relay.in_flight[replica.id] for replica in self._replicas(model))
 

@@ -27,14 +27,15 @@ from serve_app.router.decider import Decided, Decider
 from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
+from serve_app.router.engine_call import EngineCall
 from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
 from serve_app.router.lines import Line, Updates
 from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
-from serve_app.router.record import RECORDED, Asked, audit_record, request_id
-from serve_app.router.relay import EngineCall, NotServed, Relay
+from serve_app.router.record import RECORDED, Asked, Keep, audit_record, request_id
+from serve_app.router.relay import NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tokens import most_tokens
@@ -43,9 +44,7 @@ from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.prompt_text import texts_of
 from serve_app.routing.reading import ESTIMATE_ERROR
-from serve_app.telemetry.audit import Audit
-from serve_app.telemetry.decisions import DecisionCounts
-from serve_app.telemetry.tracing import Tracing, describe
+from serve_app.telemetry.tracing import Tracing, passed_on
 
 logger = logging.getLogger(__name__)
 
@@ -95,21 +94,19 @@ class Generate:
         explain: Explain,
         fleet: Fleet,
         relay: Relay,
-        counts: DecisionCounts,
         tracing: Tracing,
         rates: Rates,
         lines: Mapping[str, Line],
-        audit: Audit,
+        keep: Keep,
     ) -> None:
         self._endpoint = endpoint
         self._decider = decider
         self._explain = explain
         self._fleet = fleet
         self._relay = relay
-        self._counts = counts
         self._tracing = tracing
         self._rates = rates
-        self._audit = audit
+        self._keep = keep
         self._lines = lines
         self._settings = config.router
         self._easing = Easing(config.router.degrade, fleet.load)
@@ -123,7 +120,9 @@ class Generate:
         if name := reply.dialect.id_header:
             reply.headers[name] = reply.headers["x-request-id"]
         caller: Caller = scope[CALLER]
-        asked = Asked(headers, caller, time.monotonic())
+        asked = Asked(headers, caller, time.monotonic(), batch=PRIORITY in scope)
+        asked.trace = self._tracing.begin(PATHS[self._endpoint], headers)
+        log.about(reply.headers["x-request-id"], asked.trace.id if asked.trace else None)
         try:
             parsed = await read_json(
                 headers,
@@ -133,9 +132,10 @@ class Generate:
             )
             asked.priority = _priority(parsed, scope, caller)
             # A line of a batch waits its turn elsewhere, and takes no place of its key's own requests.
-            places = contextlib.nullcontext() if PRIORITY in scope else self._rates.at_once(asked.caller)
+            places = contextlib.nullcontext() if asked.batch else self._rates.at_once(asked.caller)
             with places:
                 taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
+                asked.step("admit", asked.began)
                 try:
                     await self._answer(asked, parsed, receive, reply)
                 finally:
@@ -154,17 +154,24 @@ class Generate:
             raise
         finally:
             scope.setdefault(RECORDED, set()).add(asked.began)
-            self._audit.write(audit_record(PATHS[self._endpoint], asked, reply))
+            record = audit_record(PATHS[self._endpoint], asked, reply)
+            self._keep(record)
+            if asked.trace:
+                asked.trace.end(record, asked.steps)
 
     async def _answer(self, asked: Asked, parsed: object, receive: Receive, reply: Reply) -> None:
         headers = asked.headers
+        began = time.monotonic()
         decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         if decided.cold and decided.wait_s is not None:
-            held = time.monotonic()
+            asked.step("decide", began)
+            began = time.monotonic()
             await while_connected(reply.wire, receive, self._await_better(decided.cold, decided.wait_s))
-            asked.held_s += time.monotonic() - held
+            asked.held_s += asked.step("hold", began)
+            began = time.monotonic()
             decided = await self._decider.decide(parsed, self._endpoint, headers, asked.caller.models)
         decided = await self._lighter(decided, parsed, asked, reply)
+        asked.decision_s = asked.step("decide", began)
         self._decider.remember(decided)
         facts, decision = decided.facts, decided.decision
         model = self._models[decision.model_id]
@@ -180,7 +187,6 @@ class Generate:
         body = engine_body(facts, decision, model)
         await self._bound(decided, model, body)
         self._explain(reply.headers, dataclasses.replace(decided, decision=decision), headers)
-        self._counts.count(decision)
         if decision.better and self._decider.warms:
             self._fleet.warm(self._models[decision.better])
         reply.stream = facts.stream
@@ -190,24 +196,24 @@ class Generate:
         patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
         passed = {"x-request-id": uuid.uuid4().hex}
-        with self._tracing.request(PATHS[self._endpoint], headers, passed) as span:
-            describe(span, decision)
-            call = EngineCall(
-                path=PATHS[self._endpoint],
-                body=_encoded(body),
-                headers=passed,
-                shape=messages_shape_of(facts, decision)
-                if self._endpoint == "messages"
-                else shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
-                tally=asked.tally,
-                began=asked.began,
-                ttft_s=model.ttft_timeout_s,
-                idle_s=model.idle_timeout_s,
-                total_s=model.total_timeout_s,
-                comment_s=self._settings.comment_s,
-            )
-            steps = self._fleet.steps(engine, lambda: texts_of(facts))
-            await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience, steps))
+        if asked.trace is None:
+            passed |= passed_on(headers)
+        call = EngineCall(
+            path=PATHS[self._endpoint],
+            body=_encoded(body),
+            headers=passed,
+            shape=messages_shape_of(facts, decision)
+            if self._endpoint == "messages"
+            else shape_of(facts, decision, model, self._reasoning_fields, asked.tally),
+            tally=asked.tally,
+            began=asked.began,
+            ttft_s=model.ttft_timeout_s,
+            idle_s=model.idle_timeout_s,
+            total_s=model.total_timeout_s,
+            comment_s=self._settings.comment_s,
+        )
+        steps = self._fleet.steps(engine, lambda: texts_of(facts))
+        await while_connected(reply.wire, receive, self._serve(engine, call, asked, reply, patience, steps))
 
     async def _lighter(self, decided: Decided, parsed: object, asked: Asked, reply: Reply) -> Decided:
         """The same request decided without a model that is overloaded, if an awake one with room can answer."""
@@ -289,14 +295,14 @@ class Generate:
                 try:
                     target = await self._wake(model, reply, deadline, patience_s)
                 finally:
-                    asked.held_s += time.monotonic() - held
+                    asked.held_s += asked.step("hold", held)
             if target is None and (full or queues):
                 self._fleet.spread(model, tried)
                 queued = time.monotonic()
                 try:
                     ticket = await line.turn(asked.caller.id, asked.priority, ticket, updates)
                 finally:
-                    asked.queued_s += time.monotonic() - queued
+                    asked.queued_s += asked.step("queue", queued)
                 tried.clear()
                 full = queues = False
                 continue
@@ -305,6 +311,8 @@ class Generate:
             line.started(asked.caller.id)
             self._fleet.sent(target, steps)
             asked.sent_at = time.monotonic()
+            if asked.trace:
+                asked.trace.sent(call.headers)
             served = True
             try:
                 # Waiting for a model to load has a limit of its own (`hold_s`).

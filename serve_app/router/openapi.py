@@ -9,6 +9,7 @@ from typing import Any
 
 from serve_app.residency.events import Order
 from serve_app.router.batches import LONGEST_PAGE as LONGEST_BATCH_PAGE
+from serve_app.router.engine_metrics import EXPOSITION
 from serve_app.router.files import LONGEST_PAGE as LONGEST_FILE_PAGE
 from serve_app.router.openapi_schemas import BYTES, SCHEMAS, TEXT, Schema, ref
 
@@ -59,6 +60,15 @@ _ORDER: Schema = {
         "summary": "Load, put to sleep, unload or pin a lazy model. For operators.",
         "parameters": [_ID, _in_path("order", enum=[order.value for order in Order])],
         "responses": _answers("Ordered", 202),
+    }
+}
+_METRICS: Schema = {
+    "get": {
+        "summary": "The engines' own metrics (vLLM's) with `model` and `replica`, for Prometheus. For operators.",
+        "responses": {
+            "200": {"description": "Prometheus' text format.", "content": {EXPOSITION: {"schema": TEXT}}},
+            "default": _answers("Ordered", 202)["default"],
+        },
     }
 }
 
@@ -138,6 +148,7 @@ def document(*, keeps: bool) -> Schema:
             "/v1/models/{id}": _get("One of them.", "Model", parameters=[_ID]),
             "/v1/router/preview": _post("How a chat would be routed; runs nothing.", "ChatRequest", "Decision"),
             "/v1/router/models/{id}/{order}": _ORDER,
+            "/v1/router/metrics": _METRICS,
             "/health": _get("Whether this process answers.", "Health", **_PROBE),
             "/ready": {
                 "get": {

@@ -6,6 +6,7 @@ import dataclasses
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -16,7 +17,9 @@ from serve_app.router.reply import Reply
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
 from serve_app.service_schema import Anonymous
+from serve_app.telemetry.tracing import Step, Trace
 
+Keep = Callable[[dict[str, Any]], None]
 # In the scope: a set that is no longer empty when the request has its audit record.
 RECORDED = "switchyard.recorded"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -26,7 +29,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 class Asked:
     """One request on its way through: who sent it, how important it is, and what becomes of it. Times in seconds.
 
-    `queued_s`: waited for a place; `held_s`: waited for its model to load; `sent_at`: when an engine got it.
+    `queued_s`: waited for a place; `held_s`: waited for its model to load; `sent_at`: when an engine got it; `steps`:
+    the parts of its way; `batch`: it is a line of one.
     """
 
     headers: Headers
@@ -36,10 +40,20 @@ class Asked:
     stream: bool = False
     decision: Decision | None = None
     degraded: str = ""
+    decision_s: float = 0.0
     queued_s: float = 0.0
     held_s: float = 0.0
     sent_at: float | None = None
+    batch: bool = False
+    trace: Trace | None = None
+    steps: list[Step] = dataclasses.field(default_factory=list)
     tally: Tally = dataclasses.field(default_factory=Tally)
+
+    def step(self, name: str, began: float) -> float:
+        """A part of its way has ended just now; returns how long it took."""
+        now = time.monotonic()
+        self.steps.append((name, began, now))
+        return now - began
 
 
 def request_id(headers: Headers) -> str:
@@ -55,10 +69,12 @@ def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
     record: dict[str, Any] = {
         "at": round(time.time(), 3),
         "request": reply.headers.get("x-request-id", ""),
+        "trace": asked.trace.id if asked.trace else None,
         "key": asked.caller.id,
         "path": path,
         "stream": asked.stream,
         "priority": asked.priority,
+        "batch": asked.batch,
         # 499: the client left before it got anything.
         "status": reply.status or 499,
         "error": reply.fault or None,
@@ -83,6 +99,9 @@ def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
             "thinking_source": decision.thinking_source,
             "budget": decision.budget,
             "rule": decision.rule,
+            "score": round(decision.score.think, 4) if decision.score else None,
+            "scorer": decision.score.kind if decision.score else None,
+            "decision_ms": _ms(asked.decision_s, 3),
             "fallback": decision.fallback,
             "degraded": asked.degraded or None,
         }
@@ -104,5 +123,5 @@ async def _nowhere(message: Message) -> None:
     raise AssertionError("it was answered elsewhere")
 
 
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 1)
+def _ms(seconds: float, digits: int = 1) -> float:
+    return round(seconds * 1000, digits)

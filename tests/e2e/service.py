@@ -199,6 +199,15 @@ class Service:
         assert status == 200
         return dict(body)
 
+    def metrics(self) -> str:
+        """All pages that Ray tells Prometheus to scrape, one after the other."""
+        pages = []
+        for file in self.scratch.rglob("prom_metrics_service_discovery.json"):
+            for target in json.loads(file.read_text())[0]["targets"]:
+                with contextlib.suppress(OSError), _direct.open(f"http://{target}/metrics", timeout=5) as answer:
+                    pages.append(answer.read().decode())
+        return "\n".join(pages)
+
     def in_state(self, model_id: str, state: str, deadline_s: float = 60) -> dict[str, Any]:
         """Wait until the model is in this state."""
         return wait_until(

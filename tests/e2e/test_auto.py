@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,18 +173,10 @@ def test_decisions_are_counted_in_rays_metrics(service: Service) -> None:
         send(service, HARD)
 
     def counted() -> bool:
-        lines = "".join(_metrics(service)).splitlines()
+        lines = service.metrics().splitlines()
         return any(line.startswith("ray_switchyard_decisions") and 'thinking_source="rule"' in line for line in lines)
 
     wait_until(counted, 30, "the counter is in Ray's metrics")
-
-
-def _metrics(service: Service) -> Iterator[str]:
-    """What Ray tells Prometheus to scrape."""
-    for file in service.scratch.rglob("prom_metrics_service_discovery.json"):
-        for target in json.loads(file.read_text())[0]["targets"]:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
-                yield answer.read().decode()
 
 
 def test_shadow_mode_applies_the_default_and_records_what_would_have_been(tmp_path: Any) -> None:

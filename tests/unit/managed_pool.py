@@ -23,6 +23,7 @@ class Pool:
 
     def __init__(self, host_bytes: int = 0) -> None:
         self.now = 1000.0
+        self.transitions: list[tuple[str, str, str]] = []
         self.engines: list[ScriptedEngine] = []
         self.loads_at_once = True
         self.failures: list[Exception] = []
@@ -35,6 +36,7 @@ class Pool:
             Limits(memory_bytes=10, min_residency_s=0, ageing_s=60, backoff_s=10, host_bytes=host_bytes),
             self.new_engine,
             sleep_levels={"b": 2},
+            went=lambda went: self.transitions.append((went.model, went.was, went.now)),
             clock=lambda: self.now,
         )
 

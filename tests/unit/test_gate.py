@@ -176,7 +176,7 @@ async def test_request_without_the_secret_is_a_403_and_reaches_nothing(
     "path",
     [
         "/",
-        "/metrics",
+        "/metrics/",
         "/sleep",
         "/invocations",
         "/v1",
