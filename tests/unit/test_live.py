@@ -9,6 +9,8 @@ import yaml
 from serve_app.check import problems, read_file
 from serve_app.config import ConfigError, parse_config
 from serve_app.live import with_live
+from serve_app.residency.events import LazyModel, Limits, Load, Loaded, Order, Ordered, Unload, Unloaded, Wanted
+from serve_app.residency.policy import Residency
 
 FAKE = {"context": 1024, "fake": {}}
 HOT = {"id": "hot", "tier": "resident", **FAKE}
@@ -96,3 +98,30 @@ def test_check_finds_deployments_that_would_go_their_own_way(
 ) -> None:
     (found,) = problems(write(tmp_path, {"models": [HOT], "pool": {}}, live))
     assert found.startswith("applications[0]" + said)
+
+
+def pool_of(*models: LazyModel) -> Residency:
+    return Residency(models, Limits(memory_bytes=10, min_residency_s=0, ageing_s=60, backoff_s=10))
+
+
+def test_a_model_is_forgotten_only_once_it_is_stopped_and_nobody_waits() -> None:
+    cold = LazyModel("cold", 4, 0, idle_unload_s=600)
+    pool = pool_of()
+    pool.configure(cold)
+    assert pool.handle(Wanted("cold"), 0.0) == [Load("cold")]
+    assert not pool.forget("cold")
+    pool.handle(Loaded("cold", 1.0, 4), 1.0)
+    assert not pool.forget("cold")
+    assert pool.handle(Ordered("cold", Order.UNLOAD), 20.0) == [Unload("cold", drain=True)]
+    assert not pool.forget("cold")
+    pool.handle(Unloaded("cold"), 21.0)
+    assert pool.forget("cold")
+    assert pool.used_bytes() == 0
+
+
+def test_a_model_that_is_up_does_not_count_less_than_it_takes() -> None:
+    pool = pool_of(LazyModel("cold", 4, 0, idle_unload_s=600))
+    pool.handle(Wanted("cold"), 0.0)
+    pool.handle(Loaded("cold", 1.0, 4), 1.0)
+    pool.configure(LazyModel("cold", 2, 0, idle_unload_s=600))
+    assert pool.used_bytes() == 4
