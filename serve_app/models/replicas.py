@@ -179,11 +179,20 @@ def own_replica_id() -> str:
 
 
 _tables: dict[str, tuple[Replica, ...]] = {}
+_last: dict[str, tuple[Replica, ...]] = {}
 
 
 def replicas_of(deployment: str) -> tuple[Replica, ...]:
     """The running replicas of a deployment, as this process last heard."""
     return _tables.get(deployment, ())
+
+
+def last_known(deployment: str) -> tuple[Replica, ...]:
+    """The replicas that run, or where there is none those that ran last.
+
+    While Serve (2.60) hands a replica a `user_config` it tells of it as if it were gone; its engine answers all the time.
+    """
+    return replicas_of(deployment) or _last.get(deployment, ())
 
 
 def known(deployment: str) -> bool:
@@ -194,3 +203,5 @@ def known(deployment: str) -> bool:
 def set_replicas(deployment: str, replicas: Iterable[Replica]) -> None:
     """Replace what is known of a deployment, as a whole: readers in other threads see the old or the new."""
     _tables[deployment] = tuple(replicas)
+    if _tables[deployment]:
+        _last[deployment] = _tables[deployment]

@@ -16,7 +16,7 @@ from serve_app.engines.base import EngineLoad
 from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model, Resources
 from serve_app.models.placement import lacking
-from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, replicas_of
+from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, last_known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
 from serve_app.router.relay import Relay
@@ -126,7 +126,8 @@ class Fleet:
         Of several the one with the fewest requests of ours, less what it has of the prompt; see `affinity`.
         """
         model = self.engine_of(model)
-        replicas = [replica for replica in self._replicas(model) if model.id in replica.urls]
+        here = self._replicas(model) if model.tier == "lazy" else last_known(self._deployments[model.id])
+        replicas = [replica for replica in here if model.id in replica.urls]
         awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
         if last := self.cold.last(model.id):
             if (replicas or self._empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
