@@ -190,7 +190,7 @@ def replicas_of(deployment: str) -> tuple[Replica, ...]:
 def last_known(deployment: str) -> tuple[Replica, ...]:
     """The replicas that run, or where there is none those that ran last.
 
-    While Serve (2.60) hands a replica a `user_config` it tells of it as if it were gone; its engine answers all the time.
+    While Serve (2.60) hands a replica a `user_config` it leaves it out; its engine answers all the time.
     """
     return replicas_of(deployment) or _last.get(deployment, ())
 
