@@ -27,6 +27,7 @@ from serve_app.router.decider import Decided, Decider
 from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
 from serve_app.router.easing import Easing
+from serve_app.router.engine_call import EngineCall
 from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
@@ -34,7 +35,7 @@ from serve_app.router.lines import Line, Updates
 from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, Asked, Keep, audit_record, request_id
-from serve_app.router.relay import EngineCall, NotServed, Relay
+from serve_app.router.relay import NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
 from serve_app.router.tokens import most_tokens

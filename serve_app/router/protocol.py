@@ -138,8 +138,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The end of the request under way."""
-        if not self._ignored_upgrade:
-            super().on_message_complete()
+        if self._ignored_upgrade:
+            return
+        super().on_message_complete()
+        # The end of a long body stopped the reading. Nobody asks for more, but its client's leaving is to be heard.
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def _head_without_upgrade(self) -> bytes:
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, MutableMapping
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 
@@ -15,47 +14,17 @@ from serve_app.admission.breaker import Breaker
 from serve_app.engines.base import REFUSAL_HEADER
 from serve_app.errors import ApiError
 from serve_app.models.replicas import Target
+from serve_app.router.deadlines import Late, Watch
 from serve_app.router.dialect import Dialect
+from serve_app.router.engine_call import EngineCall
 from serve_app.router.engine_errors import broken, engine_error, stream_error
 from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
-from serve_app.router.tally import Tally
 from serve_app.router.upstream import Answer, Broken, ConnectTimeout, Unreachable, Upstream, UpstreamError
 from serve_app.router.wire import Wire
 
 _EVENT_END = b"\n\n"
-_NOT_BEGUN = "It was not begun to be answered"
 _REFUSAL = REFUSAL_HEADER.lower().encode()
-_T = TypeVar("_T")
-
-
-class Shape(Protocol):
-    """What is done to one answer on its way: nothing, as a rule."""
-
-    def whole(self, body: bytes) -> bytes:
-        """An answer that is not streamed."""
-
-    def events(self, data: bytes) -> bytes:
-        """Whole events of a stream."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class EngineCall:
-    """One request as an engine gets it, and what is done to its answer. Times in seconds; None: no limit.
-
-    `began`: when the client's request came (`time.monotonic`), from which `ttft_s` and `total_s` count.
-    """
-
-    path: str
-    body: bytes
-    headers: MutableMapping[str, str]
-    shape: Shape
-    tally: Tally
-    began: float
-    ttft_s: float | None = None
-    idle_s: float | None = None
-    total_s: float | None = None
-    comment_s: float = 15.0
 
 
 class NotServed(Exception):
@@ -71,119 +40,6 @@ class NotServed(Exception):
         self.reason = reason
         self.died = died
         self.told = told
-
-
-class _Late(ApiError):
-    """504. `blames`: it says more of the replica than of the request."""
-
-    def __init__(self, what: str, seconds: float, *, blames: bool) -> None:
-        super().__init__(504, f"{what} within {seconds:g} s.", code="timeout")
-        self.blames = blames
-
-
-class _Watch:
-    """The clock beside one answer: one timer for a whole stream, and two assignments for each of its chunks."""
-
-    def __init__(self, call: EngineCall, reply: Reply) -> None:
-        self._call = call
-        self._reply = reply
-        self._loop = asyncio.get_running_loop()
-        self._sent = self._loop.time()
-        # Since when the engine has been silent; None while the client is the one that is waited for.
-        self._silent_since: float | None = None
-        self._runs = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[Any] | None = None
-        self._comment: asyncio.Task[None] | None = None
-        self._late: _Late | None = None
-
-    async def first(self, waiting: Awaitable[_T]) -> _T:
-        """Wait for what comes first; raises `ApiError` (504) when it comes too late."""
-        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
-        if not limits:
-            return await waiting
-        try:
-            async with asyncio.timeout_at(self._loop.time() + self._call.began + min(limits) - time.monotonic()) as at:
-                return await waiting
-        except TimeoutError:
-            if not at.expired():
-                raise
-            # Most of the time may have gone by in a queue, or while the model was loaded.
-            blames = self._loop.time() - self._sent >= min(limits) / 2
-            raise _Late(_NOT_BEGUN, min(limits), blames=blames) from None
-
-    def raise_if_over(self) -> None:
-        """Before anything is sent: is there time left?"""
-        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
-        if limits and time.monotonic() - self._call.began >= min(limits):
-            raise _Late(_NOT_BEGUN, min(limits), blames=False)
-
-    def begin(self) -> None:
-        """A stream's headers have come: until its first event it hears comments, and `first` looks at the time."""
-        self._task = asyncio.current_task()
-        self.client_waits()
-        self._look()
-
-    async def runs(self) -> None:
-        """The first event has come. A comment that is being said is said first."""
-        self._runs = True
-        self.engine_waits()
-        if self._comment and not self._comment.done():
-            await asyncio.wait([self._comment])
-        if self._timer:
-            self._timer.cancel()
-        self._look()
-
-    def engine_waits(self) -> None:
-        """The client is to take what came. However slow it is, the engine is not silent."""
-        self._silent_since = None
-
-    def client_waits(self) -> None:
-        """The engine is to say more."""
-        self._silent_since = self._loop.time()
-
-    def stop(self) -> None:
-        """The answer is over: say nothing more."""
-        if self._timer:
-            self._timer.cancel()
-        if self._comment:
-            self._comment.cancel()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def raise_if_late(self) -> None:
-        """After the task was cancelled: was it this clock?"""
-        if self._late and self._task:
-            self._task.uncancel()
-            raise self._late
-
-    def _look(self) -> None:
-        call = self._call
-        silent_s = 0.0 if self._silent_since is None else self._loop.time() - self._silent_since
-        idle_s, total_s = (call.idle_s, call.total_s) if self._runs else (None, None)
-        if idle_s is not None and silent_s >= idle_s:
-            self._end(_Late("The engine said nothing more", idle_s, blames=True))
-            return
-        if total_s is not None and time.monotonic() - call.began >= total_s:
-            self._end(_Late("The answer was not complete", total_s, blames=False))
-            return
-        if silent_s >= call.comment_s and (self._comment is None or self._comment.done()):
-            self._comment = self._loop.create_task(self._reply.comment("the engine works on it"))
-        waits = [call.comment_s]
-        if idle_s is not None:
-            waits.append(idle_s - silent_s)
-        if total_s is not None:
-            waits.append(call.began + total_s - time.monotonic())
-        self._timer = self._loop.call_later(max(0.01, min(waits)), self._look)
-
-    def _end(self, late: _Late) -> None:
-        self._late = late
-        if self._task:
-            self._task.cancel()
 
 
 class Relay:
@@ -246,7 +102,7 @@ class Relay:
             raise
         except ApiError as error:
             error.message = target.without_key(error.message)
-            if error.blames if isinstance(error, _Late) else error.code == "engine_died":
+            if error.blames if isinstance(error, Late) else error.code == "engine_died":
                 self.breaker.failed(replica, time.monotonic())
             raise
         else:
@@ -255,7 +111,7 @@ class Relay:
             self.in_flight[replica] -= 1
 
     async def _run(self, target: Target, call: EngineCall, reply: Reply) -> None:
-        watch = _Watch(call, reply)
+        watch = Watch(call, reply)
         watch.raise_if_over()
         try:
             answer = await watch.first(self._upstream.post(target, call.path, call.headers, call.body))
@@ -284,7 +140,7 @@ class Relay:
                 await _relay_whole(answer, reply, call, watch)
 
 
-async def _relay_whole(answer: Answer, reply: Reply, call: EngineCall, watch: _Watch) -> None:
+async def _relay_whole(answer: Answer, reply: Reply, call: EngineCall, watch: Watch) -> None:
     try:
         body = await watch.first(answer.read())
     except Broken as error:
@@ -318,7 +174,7 @@ class _Passing:
         return not self._rest and self._dialect.ends(self._whole)
 
 
-async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _Watch, *, foreign: bool) -> None:
+async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: Watch, *, foreign: bool) -> None:
     chunks: AsyncIterator[bytes] = ForeignStream(answer, call.path) if foreign else answer
     dialect = reply.dialect
     passing = _Passing(call, dialect)
@@ -357,7 +213,7 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: _
     await reply.end()
 
 
-async def _pour(chunk: bytes, answer: Answer, reply: Reply, wire: Wire, passing: _Passing, watch: _Watch) -> None:
+async def _pour(chunk: bytes, answer: Answer, reply: Reply, wire: Wire, passing: _Passing, watch: Watch) -> None:
     """Pass on a stream from the engine's socket to the client's, without a task switch for its pieces."""
 
     def sink(data: bytes) -> None:

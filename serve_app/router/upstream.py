@@ -20,6 +20,7 @@ from serve_app.models.replicas import Target
 
 # What nobody reads yet is not read from the socket either, past this.
 _HIGH_WATER_BYTES = 256 * 1024
+_MAX_HEAD_BYTES = 64 * 1024
 _KEEP_ALIVE_S = 60.0
 
 Sink = Callable[[bytes], None]
@@ -35,6 +36,10 @@ class Unreachable(UpstreamError):
 
 class ConnectTimeout(UpstreamError):
     """No connection was made in time."""
+
+
+class _Stray(Exception):
+    """The other side goes on speaking after its answer."""
 
 
 class Broken(UpstreamError):
@@ -76,6 +81,7 @@ class Answer(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._used = False
         self._asked = False
+        self._heard_bytes = 0
         self._said = False
         self._complete = False
         self._keeps = False
@@ -91,11 +97,13 @@ class Answer(asyncio.Protocol):
 
     async def asked(self, request: bytes) -> None:
         """Send a request; return when the answer's headers have come. Raises `Broken`."""
+        if self._transport is None:
+            raise Broken("connection lost", idle=self._used)
         self._asked = True
-        self._said = self._complete = self._framed = False
+        self._said = self._complete = self._framed = self._keeps = False
+        self._heard_bytes = 0
         self.status, self.headers = 0, {}
         self._error = None
-        assert self._transport
         self._transport.write(request)
         try:
             while not self._said:
@@ -162,7 +170,9 @@ class Answer(asyncio.Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._complete and self._keeps and self._error is None and self._transport:
+        # A request of which it did not want the rest would stand before the next one.
+        sent = self._transport is not None and not self._transport.get_write_buffer_size()
+        if self._complete and self._keeps and sent:
             self._parts.clear()
             self._asked, self._used = False, True
             self.resume()
@@ -177,13 +187,19 @@ class Answer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked:
+        if not self._asked or self._complete:
             self.drop()  # it speaks although nobody asked
             return
+        self._heard_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail(Broken("not HTTP"))
+            if not self._complete:
+                self._fail(Broken("not HTTP"))
+                return
+            self._keeps = False  # the answer is whole, and what follows it is nobody's
+        if not self._said and self._heard_bytes > _MAX_HEAD_BYTES:
+            self._fail(Broken("head too large"))
             return
         if self._sink is not None and self._parts:
             try:
@@ -207,13 +223,17 @@ class Answer(asyncio.Protocol):
             self._origin.idle.remove(self)
         if not self._asked or self._complete or self._error is not None:
             return
-        if self._said and not self._framed:
+        if self._said and not self._framed and exc is None:
             self._complete = True  # a body that ends with its connection
             self._wake()
             return
-        self._fail(Broken("connection lost", idle=self._used and not self.status))
+        self._fail(Broken("connection lost", idle=self._used and not self._heard_bytes))
 
     # What the parser calls.
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise _Stray
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value
@@ -225,7 +245,7 @@ class Answer(asyncio.Protocol):
             return
         self.status = status
         self._said = True
-        self._framed = b"content-length" in self.headers or b"chunked" in self.headers.get(b"transfer-encoding", b"")
+        self._framed = b"content-length" in self.headers or b"transfer-encoding" in self.headers
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -265,6 +285,7 @@ class Answer(asyncio.Protocol):
 
     def drop(self) -> None:
         """Close the connection, whatever is under way on it."""
+        self._keeps = self._paused = False
         if self._transport:
             self._transport.abort()
 
