@@ -338,6 +338,9 @@ class Upstream:
         else:
             answer = await self._connect(origin, foreign.connect_timeout_s if foreign else self._connect_timeout_s)
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, (origin.root + target.path(path)).encode(), origin.host)]
+        if foreign:
+            # Without it any coding may be used (RFC 9110 §12.5.3), and what we pass on is text.
+            lines.append(b"accept-encoding: identity\r\n")
         for name, value in {**headers, **target.credentials}.items():
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         lines.append(b"content-length: %d\r\n\r\n" % len(body) if method == b"POST" else b"\r\n")
