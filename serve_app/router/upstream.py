@@ -174,7 +174,7 @@ class Answer(asyncio.Protocol):
         sent = self._transport is not None and not self._transport.get_write_buffer_size()
         if self._complete and self._keeps and sent:
             self._parts.clear()
-            self._asked, self._used = False, True
+            self._used = True
             self.resume()
             self._upstream.keep(self._origin, self)
         else:
@@ -187,7 +187,7 @@ class Answer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked or self._complete:
+        if not self._asked:
             self.drop()  # it speaks although nobody asked
             return
         self._heard_bytes += len(data)
@@ -221,7 +221,7 @@ class Answer(asyncio.Protocol):
         self._transport = None
         if self in self._origin.idle:
             self._origin.idle.remove(self)
-        if not self._asked or self._complete or self._error is not None:
+        if not self._asked or self._error is not None:
             return
         if self._said and not self._framed and exc is None:
             self._complete = True  # a body that ends with its connection
@@ -252,7 +252,7 @@ class Answer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self.status:
-            self._complete = True
+            self._complete, self._asked = True, False
             self._keeps = self._parser.should_keep_alive()
 
     # Within.
