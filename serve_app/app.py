@@ -23,6 +23,8 @@ from serve_app.scoring import missing_for
 # Control calls only (token bytes do not pass Serve): waits for loads are joined, so there are few.
 _MAX_CONTROL_CALLS = 1000
 SHUTDOWN_MARGIN_S = 15.0
+# Serve calls `reconfigure` of a new replica only where there is a `user_config`; the deployment file's replaces it.
+_NOTHING_LIVE: dict[str, Any] = {}
 ROUTER, POOL = "Router", "LazyPool"
 # With prompts that fill a quarter of it, so many contexts are sixteen requests.
 _CONTEXTS_IN_FLIGHT = 4
@@ -36,10 +38,11 @@ def build(args: dict[str, Any]) -> Application:
     residents = {
         model.id: (deployment_name(model), _resident(config, model)) for model in config.residents if not model.external
     }
-    pool = (POOL, _pool(config)) if config.lazy else None
+    pool = (POOL, _pool(config)) if has_pool(args) else None
     router = serve.deployment(
         Router,
         name=ROUTER,
+        user_config=_NOTHING_LIVE,
         num_replicas=config.router.replicas,
         ray_actor_options={"num_cpus": config.router.num_cpus},
         max_ongoing_requests=config.router.max_in_flight,
@@ -50,11 +53,17 @@ def build(args: dict[str, Any]) -> Application:
     return router.bind(config.model_dump(), residents, pool)
 
 
+def has_pool(args: Any) -> bool:
+    """Whether the pool is deployed; one without models waits for the lazy ones of `user_config`."""
+    return "pool" in args or any(model.get("tier") == "lazy" for model in args["models"])
+
+
 def _resident(config: Config, model: Model) -> Application:
     name = deployment_name(model)
     deployment = serve.deployment(
         Resident,
         name=name,
+        user_config=_NOTHING_LIVE,
         **_resident_replicas(model),
         ray_actor_options=model.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
@@ -63,15 +72,14 @@ def _resident(config: Config, model: Model) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
-    return deployment.bind(
-        config.engine_spec(model), config.engine_host, config.log_level, config.log_format, config.router.drain_s
-    )
+    return deployment.bind(config.model_dump(), model.id)
 
 
 def _pool(config: Config) -> Application:
     deployment = serve.deployment(
         LazyPool,
         name=POOL,
+        user_config=_NOTHING_LIVE,
         **_pool_replicas(config),
         ray_actor_options=config.pool.resources.actor_options(),
         max_ongoing_requests=_MAX_CONTROL_CALLS,
@@ -80,7 +88,7 @@ def _pool(config: Config) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )
-    return deployment.bind(pool_plan(config))
+    return deployment.bind(config.model_dump())
 
 
 def _resident_replicas(model: Model) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from serve_app.config import Config, ConfigError, deployment_name, parse_config, problems_of
 from serve_app.deployment_file import read_yaml
 from serve_app.known_models import native_context
+from serve_app.live import ENGINE_KEYS, with_live
 from serve_app.model_schema import Model
 from serve_app.scoring import missing_for
 from serve_app.sizing.deployment import findings
@@ -35,8 +36,7 @@ class DeploymentFile:
 def read_file(path: Path) -> DeploymentFile:
     """Read and validate a file without looking at models or engines. Raises `ConfigError`."""
     raw = read_yaml(path)
-    args = _our_args(raw)
-    return DeploymentFile(path, raw, parse_config(args))
+    return DeploymentFile(path, raw, effective(raw))
 
 
 def problems(path: Path) -> list[str]:
@@ -44,22 +44,99 @@ def problems(path: Path) -> list[str]:
     try:
         raw = read_yaml(path)
         found = _schema_problems(raw)
-        config = parse_config(_our_args(raw))
+        config = effective(raw)
     except ConfigError as error:
         return str(error).splitlines()
-    found += [*_door_problems(raw, config), *_override_problems(raw, config), *missing_for(config)]
-    for index, model in enumerate(config.models):
-        found += [f"models[{index}].{problem}" for problem in _model_problems(config, model)]
+    found += [
+        *_door_problems(raw, config),
+        *_override_problems(raw, config),
+        *_live_problems(raw, config),
+        *missing_for(config),
+    ]
+    for where, model in _places(raw, config):
+        found += [f"{where}.{problem}" for problem in _model_problems(config, model)]
     return found
 
 
 def warnings(path: Path) -> list[str]:
     """What may be wrong with a deployment file that has no problems, likewise: it rests on estimates."""
-    config = read_file(path).config
+    file = read_file(path)
+    config = file.config
     return [
-        f"models[{index}].{problem}"
-        for index, model in enumerate(config.models)
+        f"{where}.{problem}"
+        for where, model in _places(file.raw, config)
         for problem in _memory_problems(config, model, certain=False)
+    ]
+
+
+def effective(raw: Mapping[str, Any]) -> Config:
+    """What applies once the file is deployed. Raises `ConfigError`."""
+    from serve_app.app import ROUTER
+
+    config = parse_config(_our_args(raw))
+    index, given = _user_configs(raw)
+    for place, (_, live) in given.items():
+        try:
+            with_live(config.model_dump(), live)
+        except ConfigError as error:
+            where = f"applications[{index}].deployments[{place}]"
+            raise ConfigError("\n".join(f"{where}.{line}" for line in str(error).splitlines())) from None
+    return with_live(config.model_dump(), next((live for name, live in given.values() if name == ROUTER), None))
+
+
+def _user_configs(raw: Mapping[str, Any]) -> tuple[int, dict[int, tuple[object, object]]]:
+    """The place of our application, and by the place of a deployment in it its name and its `user_config`."""
+    index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
+    deployments = ours.get("deployments")
+    return index, {
+        place: (each.get("name"), each["user_config"])
+        for place, each in enumerate(deployments if isinstance(deployments, list) else [])
+        if isinstance(each, dict) and each.get("user_config") is not None
+    }
+
+
+def _live_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
+    """One deployment that hears something else than the others, or nothing, would go its own way."""
+    from serve_app.app import POOL, ROUTER
+
+    index, given = _user_configs(raw)
+    if not given:
+        return []
+    said = dict(given.values())
+    if ROUTER not in said:
+        return [f"applications[{index}].deployments: {ROUTER} has no user_config, and the others have"]
+    live: Any = said[ROUTER]
+    found = [
+        f"applications[{index}].deployments[{place}].user_config: is not that of {ROUTER}; give all of them the same"
+        for place, (_, other) in given.items()
+        if other != live
+    ]
+    needed = []
+    residents = {model.id: deployment_name(model) for model in config.residents}
+    for model in live.get("models", ()):
+        if model["id"] not in residents:
+            needed.append(POOL)
+        elif model.keys() & ENGINE_KEYS:
+            needed.append(residents[model["id"]])
+    return found + [
+        f"applications[{index}].deployments: {name} has no user_config; what models say there concerns it, too"
+        for name in dict.fromkeys(needed)
+        if name not in said
+    ]
+
+
+def _places(raw: Mapping[str, Any], config: Config) -> list[tuple[str, Model]]:
+    """Each model with the path at which the file names it."""
+    args: Any = _our_args(raw)
+    in_args = {model["id"]: place for place, model in enumerate(args["models"])}
+    index, given = _user_configs(raw)
+    live: dict[str, str] = {}
+    for place, (_, found) in given.items():
+        if isinstance(found, dict):
+            for at, model in enumerate(found.get("models", ())):
+                live.setdefault(model["id"], f"applications[{index}].deployments[{place}].user_config.models[{at}]")
+    return [
+        (f"models[{in_args[model.id]}]" if model.id in in_args else live[model.id], model) for model in config.models
     ]
 
 
@@ -96,13 +173,13 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
     """Serve passes over a deployment that the application does not have."""
     from ray.serve.config import AutoscalingConfig
 
-    from serve_app.app import POOL, ROUTER
+    from serve_app.app import POOL, ROUTER, has_pool
 
     index, ours = next((place, app) for place, app in enumerate(raw["applications"]) if _is_ours(app))
     names = [
         ROUTER,
         *(deployment_name(model) for model in config.residents if not model.external),
-        *([POOL] if config.lazy else []),
+        *([POOL] if has_pool(_our_args(raw)) else []),
     ]
     overrides = [
         (f"applications[{index}].deployments[{place}]", override)

@@ -224,6 +224,37 @@ Url = Annotated[str, typer.Option(help="The running service.")]
 _LOCAL = "http://127.0.0.1:8000"
 
 
+@app.command()
+def status(
+    url: Url = _LOCAL,
+    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="For another program.")] = False,
+) -> None:
+    """How a running service is: models, states, requests in flight and waiting, KV cache, its configuration."""
+    import time
+
+    from rich.live import Live
+
+    from serve_app.remote import RemoteError
+    from serve_app.status import rendered, status_of
+
+    try:
+        found = status_of(url)
+        if json_output:
+            print(found.as_json())
+        elif not watch:
+            _console.print(rendered(found))
+        else:
+            with Live(rendered(found), console=_console, auto_refresh=False) as live:
+                while True:
+                    time.sleep(1)
+                    live.update(rendered(status_of(url)), refresh=True)
+    except RemoteError as error:
+        raise _fail(str(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(0) from None
+
+
 @models_app.command("list")
 def list_models(url: Url = _LOCAL) -> None:
     """Every model of a running service with its state."""

@@ -62,8 +62,7 @@ def with_overrides(
     file: DeploymentFile, *, port: int | None, models_dir: str | None, log_level: str | None
 ) -> DeploymentFile:
     """The same deployment with what the command line says instead. Raises `ConfigError`."""
-    from serve_app.check import IMPORT_PATH
-    from serve_app.config import parse_config
+    from serve_app.check import IMPORT_PATH, effective
 
     raw = json.loads(json.dumps(file.raw))
     args = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)["args"]
@@ -75,7 +74,7 @@ def with_overrides(
         args["models_dir"] = str(Path(models_dir).expanduser().absolute())
     if log_level:
         args["log_level"] = log_level
-    return DeploymentFile(file.path, raw, parse_config(args))
+    return DeploymentFile(file.path, raw, effective(raw))
 
 
 def up(file: DeploymentFile, console: Console) -> int:

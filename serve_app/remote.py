@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Collection
 from typing import Any
 
 from rich.console import Console
@@ -20,8 +21,11 @@ class RemoteError(Exception):
     """The service did not answer, or refused. The message is for a person."""
 
 
-def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """GET, or POST where there is a body. The key, if any, is that of `SWITCHYARD_KEY`: arguments show in `ps`."""
+def ask(url: str, path: str, body: dict[str, Any] | None = None, *, also: Collection[int] = ()) -> dict[str, Any]:
+    """GET, or POST where there is a body. The key, if any, is that of `SWITCHYARD_KEY`: arguments show in `ps`.
+
+    `also`: statuses of which the answer is wanted, too. Raises `RemoteError`.
+    """
     headers = {"content-type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["authorization"] = f"Bearer {key}"
@@ -33,7 +37,10 @@ def ask(url: str, path: str, body: dict[str, Any] | None = None) -> dict[str, An
             return answer
     except urllib.error.HTTPError as error:
         try:
-            message = json.load(error)["error"]["message"]
+            answer = json.load(error)
+            if error.code in also:
+                return dict(answer)
+            message = answer["error"]["message"]
         except (ValueError, KeyError, TypeError):
             message = error.reason
         raise RemoteError(f"{error.code}: {message}") from None

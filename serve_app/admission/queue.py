@@ -41,6 +41,10 @@ class FairQueue:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def resize(self, size: int) -> None:
+        """How many may wait from now on; who waits already stays."""
+        self._size = size
+
     def in_flight(self, key: str) -> int:
         """How many requests of the key have been let in and are not over."""
         return self._in_flight[key]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from serve_app import log
-from serve_app.config import Config
+from serve_app.config import Config, ConfigError
 from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
+from serve_app.live import with_live
 from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
@@ -30,11 +32,15 @@ _GB = 1_000_000_000
 
 # A call waits this long and is asked again: Serve waits for open calls before it lets a replica shut down.
 _ACQUIRE_S = 2.0
+# Serve tells Routers and pool of a new `user_config` one after the other, within a second or two.
+_ROUTERS_HEAR_S = 10.0
+_RETIRE_POLL_S = 0.5
+_HEAR_POLL_S = 0.05
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PoolPlan:
-    """All that a pool needs of the configuration; while it does not change, `serve deploy` leaves the pool alone."""
+    """All that a pool needs of the configuration."""
 
     specs: Mapping[str, EngineSpec]
     models: Mapping[str, LazyModel]
@@ -93,11 +99,16 @@ def _asleep_gb(model: Model) -> float:
 
 
 class LazyPool:
-    """One replica of the pool. Nothing is loaded until somebody asks for it."""
+    """One replica of the pool. Nothing is loaded until somebody asks for it. `args`: the application's."""
 
-    async def __init__(self, plan: PoolPlan) -> None:  # type: ignore[misc] # Serve awaits it
+    async def __init__(self, args: dict[str, Any]) -> None:  # type: ignore[misc] # Serve awaits it
+        plan = pool_plan(Config.model_validate(args))
         log.configure(plan.log_level, plan.log_format)
+        self._args = args
         self._plan = plan
+        self._configured = False
+        self._retiring: dict[str, asyncio.Task[None]] = {}
+        self._specs_of_retired: dict[str, EngineSpec] = {}
         self._secret = new_secret()
         host = engine_host(plan.host)
         self._ports = {model_id: reserve_port(host) for model_id in plan.specs}
@@ -110,8 +121,43 @@ class LazyPool:
         )
         self._manager.start()
 
+    async def reconfigure(self, live: dict[str, Any]) -> None:
+        """Serve's hook, with `user_config`: the lazy models of now. A wrong one leaves everything as it was."""
+        try:
+            plan = pool_plan(with_live(self._args, live))
+        except ConfigError as error:
+            if not self._configured:
+                raise
+            logger.error("the pool goes on as it was: %s", error)
+            return
+        self._configured = True
+        before, self._plan = self._plan, plan
+        host = engine_host(plan.host)
+        for model_id in plan.specs.keys() - self._ports.keys():
+            self._ports[model_id] = reserve_port(host)
+        for model_id, model in plan.models.items():
+            if retiring := self._retiring.pop(model_id, None):
+                retiring.cancel()
+            self._manager.configure(model, plan.sleep_levels[model_id])
+            if model_id in before.specs and before.specs[model_id] != plan.specs[model_id]:
+                # Loaded anew with the new arguments, when its requests are done and somebody wants it.
+                self._manager.order(model_id, Order.UNLOAD)
+        for model_id in before.specs.keys() - plan.specs.keys():
+            self._specs_of_retired[model_id] = before.specs[model_id]
+            self._retiring[model_id] = asyncio.create_task(self._retire(model_id))
+
+    async def _retire(self, model_id: str) -> None:
+        """Let a model go that is no longer configured: when every Router has heard, and its requests are done."""
+        await asyncio.sleep(_ROUTERS_HEAR_S)
+        while not self._manager.forget(model_id):  # noqa: ASYNC110 # rare and short
+            await asyncio.sleep(_RETIRE_POLL_S)
+        self._specs_of_retired.pop(model_id, None)
+        _, port = self._ports.pop(model_id)
+        port.close()
+        self._retiring.pop(model_id, None)
+
     def _new_engine(self, model_id: str) -> EngineProcess:
-        spec = self._plan.specs[model_id]
+        spec = self._plan.specs.get(model_id) or self._specs_of_retired[model_id]
         standby = self._standby.take() if self._standby and spec.kind == self._standby.kind else None
         address, _ = self._ports[model_id]
         return EngineProcess(spec, address, secret=self._secret, log_level=self._plan.log_level, standby=standby)
@@ -124,6 +170,8 @@ class LazyPool:
         Returns `{"target": {...}}`, `{"pending": true}` (ask again), or `{"refused": {code, reason, retry_after_s}}`:
         an answer rather than an exception, because Ray would wrap that in a traceback.
         """
+        if not await self._heard_of(model_id):
+            return {"refused": _reason(Refused("unknown_model", "this pool does not have it", _ROUTERS_HEAR_S))}
         try:
             engine = await asyncio.wait_for(self._manager.acquire(model_id), _ACQUIRE_S)
         except TimeoutError:
@@ -133,6 +181,13 @@ class LazyPool:
             return {"refused": _reason(refused)}
         self._refill()
         return {"target": {"replica_id": own_replica_id(), "url": engine.address.url, "secret": self._secret}}
+
+    async def _heard_of(self, model_id: str) -> bool:
+        """Whether the model is configured here, or comes to be at once: a Router may have heard of it first."""
+        deadline = time.monotonic() + _ROUTERS_HEAR_S
+        while not self._manager.knows(model_id) and time.monotonic() < deadline:  # noqa: ASYNC110 # short
+            await asyncio.sleep(_HEAR_POLL_S)
+        return self._manager.knows(model_id)
 
     async def order(self, model_id: str, order: str, **choice: Any) -> dict[str, Any]:
         """Have an operator's order carried out; returns `{}` or `{"refused": …}` as `acquire` does."""
@@ -166,7 +221,13 @@ class LazyPool:
         used_bytes, host_used_bytes = self._manager.used_bytes(), self._manager.used_host_bytes()
         memory = Memory(used_bytes, limits.memory_bytes, host_used_bytes, limits.host_bytes)
         self._metrics.publish(models, moving=moving, memory=memory)
-        return published(models, moving=moving, used_bytes=used_bytes, limit_bytes=limits.memory_bytes)
+        return published(
+            models,
+            moving=moving,
+            used_bytes=used_bytes,
+            limit_bytes=limits.memory_bytes,
+            urls={model_id: address.url for model_id, (address, _) in self._ports.items()},
+        )
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve's hook, called every `autoscaling.METRICS_EVERY_S` where the pool is autoscaled."""

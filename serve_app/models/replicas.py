@@ -105,14 +105,23 @@ def metadata(urls: Mapping[str, str], secret: str) -> dict[str, Any]:
 
 
 def published(
-    models: Mapping[str, PublishedModel], *, moving: bool, used_bytes: int = 0, limit_bytes: int = 0
+    models: Mapping[str, PublishedModel],
+    *,
+    moving: bool,
+    used_bytes: int = 0,
+    limit_bytes: int = 0,
+    urls: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a replica publishes again and again (`record_routing_stats`). Models that are not up may be missing."""
+    """What a replica publishes again and again (`record_routing_stats`). Models that are not up may be missing.
+
+    `urls`: where they can change after the start.
+    """
     return {
         "models": {name: dataclasses.asdict(model) for name, model in models.items()},
         "moving": moving,
         "used_bytes": used_bytes,
         "limit_bytes": limit_bytes,
+        "urls": dict(urls or {}),
     }
 
 
@@ -123,7 +132,7 @@ def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, A
     """
     return Replica(
         id=replica_id,
-        urls=meta.get("urls", {}),
+        urls={**meta.get("urls", {}), **stats.get("urls", {})},
         secret=meta.get("secret", ""),
         models={name: _known(fields) for name, fields in stats.get("models", {}).items()},
         moving=stats.get("moving", True),

@@ -8,9 +8,11 @@ import time
 from typing import Any
 
 from serve_app import log
+from serve_app.config import Config, ConfigError
 from serve_app.engines.base import EngineSpec, Phase
 from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, new_secret
+from serve_app.live import with_live
 from serve_app.models.autoscaling import load_stats
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
@@ -28,17 +30,20 @@ _RESTART_WINDOW_S = 600.0
 
 
 class Resident:
-    """One replica of a resident model. Ready, for Serve, once the model has generated a token."""
+    """One replica of a resident model. Ready, for Serve, once the model has generated a token.
 
-    async def __init__(  # type: ignore[misc] # Serve awaits it
-        self, spec: EngineSpec, host: str, log_level: str, log_format: log.Style, drain_s: float
-    ) -> None:
-        log.configure(log_level, log_format)
-        self._spec = spec
-        self._log_level = log_level
-        self._drain_s = drain_s
+    `args`: the application's. The engine starts in `reconfigure`, which Serve calls right after.
+    """
+
+    async def __init__(self, args: dict[str, Any], model_id: str) -> None:  # type: ignore[misc] # Serve awaits it
+        config = Config.model_validate(args)
+        log.configure(config.log_level, config.log_format)
+        self._args = args
+        self._spec = spec_of(config, model_id)
+        self._log_level = config.log_level
+        self._drain_s = config.router.drain_s
         self._secret = new_secret()
-        self._address, self._port = reserve_port(engine_host(host))
+        self._address, self._port = reserve_port(engine_host(config.engine_host))
         self._restarts: list[float] = []
         self._problem: str | None = None
         self._guard: asyncio.Task[None] | None = None
@@ -47,6 +52,30 @@ class Resident:
         self._flusher.start()
         self._load_s = 0.0
         self._memory_bytes = 0
+        self._engine = self._new_engine()
+
+    async def reconfigure(self, live: dict[str, Any]) -> None:
+        """Serve's hook, with `user_config`: start the engine, or start it anew where its arguments have changed.
+
+        Serve does so with one replica after the other. A wrong `user_config` leaves the engine alone.
+        """
+        try:
+            spec = spec_of(with_live(self._args, live), self._spec.model_id)
+        except ConfigError as error:
+            if self._guard is None:
+                raise
+            logger.error("%s goes on as it was: %s", self._spec.model_id, error)
+            return
+        if self._guard is None:
+            self._spec = spec
+        elif spec == self._spec:
+            return
+        else:
+            logger.warning("%s starts its engine anew: its arguments have changed", spec.model_id)
+            self._guard.cancel()
+            self._spec = spec
+            await self._engine.drain(self._drain_s)
+            await self._engine.stop()
         self._engine = self._new_engine()
         await self._start()
         self._guard = asyncio.create_task(self._keep_alive())
@@ -120,3 +149,8 @@ class Resident:
         await self._engine.drain(self._drain_s)
         await self._engine.stop()
         await asyncio.to_thread(self._flusher.close)
+
+
+def spec_of(config: Config, model_id: str) -> EngineSpec:
+    """What the engine of one resident model is told."""
+    return config.engine_spec(next(model for model in config.residents if model.id == model_id))

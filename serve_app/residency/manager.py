@@ -124,6 +124,26 @@ class ResidencyManager:
             # A Router of another version of the configuration; it must not end the loop.
             raise Refused("unknown_model", "this pool does not have it", _RETRY_AFTER_S)
 
+    def knows(self, model: str) -> bool:
+        """Whether the model is configured."""
+        return model in self._models
+
+    def configure(self, model: LazyModel, sleep_level: int) -> None:
+        """Take in a new model, or new settings of a known one."""
+        self._models[model.id] = model
+        self._sleep_levels[model.id] = sleep_level
+        self._policy.configure(model)
+
+    def forget(self, model: str) -> bool:
+        """Forget a model that is no longer configured. False: not yet; it is sent away when its requests are done."""
+        if self._policy.stage(model) is not Stage.STOPPED or self._waiters.get(model):
+            self._events.put_nowait(events.Ordered(model, Order.UNLOAD))
+            return False
+        if not self._policy.forget(model):
+            return False
+        del self._models[model]
+        return True
+
     def moving(self) -> bool:
         """Whether the load path moves: the loop turns and no engine resists being ended."""
         return self._clock() - self._last_turn < _STUCK_S and self._stuck_engine is None
@@ -209,6 +229,8 @@ class ResidencyManager:
         return engine.in_flight + engine.served - self._served_before[model]
 
     def _take(self, event: events.Event) -> None:
+        if not isinstance(event, events.Tick) and event.model not in self._models:
+            return  # it was forgotten meanwhile
         actions = self._policy.handle(event, self._clock())
         # An event and its actions name every model that they change.
         if not isinstance(event, events.Tick):

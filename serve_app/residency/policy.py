@@ -166,6 +166,22 @@ class Residency:
         if model.id not in self._slots:
             self._slots[model.id] = _Slot(model, model.memory_bytes, model.load_s, model.wake_s)
 
+    def configure(self, model: LazyModel) -> None:
+        """Make a model known, or give a known one new settings; its memory counts anew once it is stopped."""
+        self.add(model)
+        slot = self._slots[model.id]
+        slot.bytes = model.memory_bytes if slot.stage is Stage.STOPPED else max(slot.bytes, model.memory_bytes)
+        slot.model = model
+
+    def forget(self, model: str) -> bool:
+        """Forget a model; False while it is up or wanted."""
+        slot = self._slots[model]
+        if slot.stage is not Stage.STOPPED or slot.claimed or model in self._queue:
+            return False
+        del self._slots[model]
+        self._up.pop(model, None)
+        return True
+
     def stage(self, model: str) -> Stage:
         """Where the model is in its life."""
         return self._slots[model].stage

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -22,7 +22,7 @@ from serve_app import log
 from serve_app.batches.runner import Runner
 from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
 from serve_app.config import Config
-from serve_app.conversations.store import store_of
+from serve_app.conversations.store import Store, store_of
 from serve_app.errors import ApiError, model_not_found, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.router.admin import Admin
@@ -57,7 +57,7 @@ from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.request_metrics import RouterMetrics
-from serve_app.telemetry.tracing import tracing_of
+from serve_app.telemetry.tracing import Tracing, tracing_of
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,8 @@ class RouterApp:
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
-    `nodes` tells what the nodes of the cluster offer.
+    `nodes` tells what the nodes of the cluster offer. `before`: the app of the configuration until now; what has a
+    state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
     """
 
     def __init__(
@@ -85,12 +86,22 @@ class RouterApp:
         metrics: RouterMetrics | None = None,
         nodes: NodeView = unknown_nodes,
         front_door: bool = True,
+        before: RouterApp | None = None,
+        refused: Callable[[], str] = lambda: "",
     ) -> None:
         self._identity = identity
         self._front_door = front_door
+        self._refused = refused
+        self._version = policy_hash(config)
+        self._took_over = before is not None
+        self._background: list[asyncio.Task[None]] = []
         self._catalog = catalog_of(config)
-        self._relay = Relay(config.router.connect_timeout_s)
+        self._relay: Relay = before._relay if before else Relay(config.router.connect_timeout_s)
         self._lines = {model.id: Line(model.id, model.queue) for model in config.models}
+        if before:
+            self._lines |= {name: line for name, line in before._lines.items() if name in self._lines}
+            for model in config.models:
+                self._lines[model.id].change(model.queue)
         self.fleet = Fleet(
             self._catalog,
             deployments,
@@ -108,12 +119,17 @@ class RouterApp:
         self._open = 0
         policy = policy_of(self._catalog, config.routing)
         view = FleetView(self.fleet, self._catalog.models)
-        self._decider = Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
-        explain = Explain(policy_hash(config))
-        self._tracing = tracing_of(config.telemetry)
+        self._decider: Decider = (
+            before._decider.with_policy(policy, view)
+            if before
+            else Decider(policy, view, scorer_of(config, self._ask_default), TokenCounter(config.models_dir))
+        )
+        explain = Explain(self._version)
+        self._tracing: Tracing = before._tracing if before else tracing_of(config.telemetry)
         self._metrics = metrics
-        self._audit = Audit(config.audit, config.audit.otlp_endpoint, metrics.lost if metrics else lambda: None)
-        self._rates = Rates(config.security.redis_url)
+        lost = metrics.lost if metrics else lambda: None
+        self._audit: Audit = before._audit if before else Audit(config.audit, config.audit.otlp_endpoint, lost)
+        self._rates: Rates = before._rates if before else Rates(config.security.redis_url)
 
         def generate(endpoint: Endpoint) -> Generate:
             return Generate(
@@ -129,7 +145,9 @@ class RouterApp:
                 self._keep,
             )
 
-        self._store = store_of(config.conversations) if config.conversations.enabled else None
+        kept_before = before._store if before else None
+        opens = config.conversations.enabled and not kept_before
+        self._store: Store | None = store_of(config.conversations) if opens else kept_before
         limits = Limits(self._catalog, config.conversations, config.router)
         endpoints: dict[Endpoint, ASGIApp] = {endpoint: generate(endpoint) for endpoint in PATHS}
         endpoints["responses"] = Responses(endpoints["responses"], self._store, limits)
@@ -159,8 +177,9 @@ class RouterApp:
             self, config.batches, self._catalog, self.fleet, self._relay, deployments, self._keys, self._lines
         )
         self._runner = Runner(store, self._offline, config.batches, config.router.max_body_bytes) if store else None
+        self._gauges: Gauges | None = None
         if metrics:
-            gauges = Gauges(
+            self._gauges = Gauges(
                 self._catalog,
                 self.fleet,
                 self._relay,
@@ -169,7 +188,7 @@ class RouterApp:
                 runner=self._runner,
                 front_door=front_door,
             )
-            metrics.watch(gauges)
+            metrics.watch(self._gauges)
         self._app = Starlette(
             routes=[
                 *(Route(path, endpoints[endpoint], methods=["POST"]) for endpoint, path in PATHS.items()),
@@ -269,31 +288,46 @@ class RouterApp:
         return None
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
-        background: list[asyncio.Task[None]] = []
         while True:
             message = await receive()
             if message["type"] == "lifespan.shutdown":
-                for task in background:
-                    task.cancel()
-                if background:
-                    await asyncio.wait(background)
-                await self._decider.close()
-                await self._relay.close()
-                await self._rates.close()
-                await asyncio.to_thread(self._audit.close)
-                await asyncio.to_thread(self._tracing.close)
-                if self._store:
-                    await self._store.close()
+                await self.close()
                 await send({"type": "lifespan.shutdown.complete"})
                 return
-            self._audit.start()
-            if self._front_door:
-                await self._decider.start()
-                background.append(asyncio.create_task(self._schedule.run()))
-                background.append(asyncio.create_task(self._externals.run()))
-                if self._runner:
-                    background.append(asyncio.create_task(self._runner.run()))
+            await self.start()
             await send({"type": "lifespan.startup.complete"})
+
+    async def start(self) -> None:
+        """Begin what goes on beside requests. One that took over starts only what `hand_over` has ended."""
+        if not self._took_over:
+            self._audit.start()
+        if self._front_door:
+            if not self._took_over:
+                await self._decider.start()
+            runs = [self._schedule.run(), self._externals.run(), *([self._runner.run()] if self._runner else [])]
+            self._background = [asyncio.create_task(run) for run in runs]
+
+    async def hand_over(self) -> None:
+        """End what goes on beside requests; the next app does it. What both have stays open for running requests."""
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+        self._background = []
+        if self._metrics and self._gauges:
+            self._metrics.leave(self._gauges)
+            self._gauges = None
+
+    async def close(self) -> None:
+        """End everything."""
+        await self.hand_over()
+        await self._decider.close()
+        await self._relay.close()
+        await self._rates.close()
+        await asyncio.to_thread(self._audit.close)
+        await asyncio.to_thread(self._tracing.close)
+        if self._store:
+            await self._store.close()
 
     async def _ask_default(self, body: dict[str, Any]) -> dict[str, Any]:
         """Have the default model answer a chat body of the scorer's."""
@@ -326,6 +360,7 @@ class RouterApp:
         else:
             if allowed is not None:
                 details["models"] = {name: state for name, state in details["models"].items() if name in allowed}
+            details["config"] = {"policy": self._version, "refused": self._refused() or None}
         return _json({"ready": ready, **details}, 200 if ready else 503)
 
     async def models(self, request: Request) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import re
 import time
@@ -66,6 +67,12 @@ class Decider:
         self._shadows = shadow.enabled
         self._policies: dict[frozenset[str], Policy] = {}
         self._record = ShadowRecord(shadow.file) if shadow.enabled else None
+
+    def with_policy(self, policy: Policy, view: View) -> Decider:
+        """One that decides by another policy, with the same memory, scorer and shadow record."""
+        other = copy.copy(self)
+        other._policy, other._view, other._policies = policy, view, {}
+        return other
 
     @property
     def warms(self) -> bool:

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import ray
@@ -15,10 +16,11 @@ from ray.serve.handle import DeploymentHandle, DeploymentResponse
 from starlette.types import ASGIApp
 
 from serve_app import log
-from serve_app.config import Config, deployment_name
+from serve_app.config import Config, ConfigError, deployment_name
+from serve_app.live import with_live
 from serve_app.router.app import RouterApp
-from serve_app.router.cold import PoolCalls
 from serve_app.router.listener import Listener
+from serve_app.router.live import LiveApp
 from serve_app.telemetry.meters import Flusher
 from serve_app.telemetry.metric_table import ROUTER_METRICS
 from serve_app.telemetry.ray_metrics import RaySink
@@ -31,7 +33,10 @@ _NODES_EVERY_S = 5.0
 # Longer than a pool takes to answer: so long is waited for a replica before it is asked whether anybody still waits.
 _ACQUIRE_S = 10.0
 
-_ingress_app: RouterApp | None = None
+# What the pool is called where a control call needs no model.
+POOL_ITSELF = ""
+
+_ingress_app: LiveApp | None = None
 
 
 def ingress() -> ASGIApp:
@@ -40,9 +45,17 @@ def ingress() -> ASGIApp:
     return _ingress_app
 
 
+async def _exchange_ingress() -> None:
+    if _ingress_app:
+        await _ingress_app.exchange()
+
+
 @serve.ingress(ingress)
 class Router:
-    """One replica of the front door. `residents`: by model id, the name of its deployment and its handle."""
+    """One replica of the front door. `config_args`: the application's.
+
+    `residents`: by model id, the name of its deployment and its handle.
+    """
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
@@ -50,40 +63,80 @@ class Router:
         residents: dict[str, tuple[str, DeploymentHandle]],
         pool: tuple[str, DeploymentHandle] | None,
     ) -> None:
-        config = Config.model_validate(config_args)
-        log.configure(config.log_level, config.log_format)
-        calls: PoolCalls = ServePool(pool[1], config) if pool else NoPool()
-        deployments = {model_id: name for model_id, (name, _) in residents.items()}
-        deployments |= {model.id: deployment_name(model) for model in config.residents if model.external}
-        if pool:
-            deployments |= {model.id: pool[0] for model in config.lazy}
-        deployments |= {model.id: deployments[model.base] for model in config.models if model.base}
+        self._args = config_args
+        self._residents, self._pool = residents, pool
+        self._config = Config.model_validate(config_args)
+        self._refused = ""
+        self._opened = False
+        log.configure(self._config.log_level, self._config.log_format)
         identity = ray.get_runtime_context().get_job_id() + "@" + ray.get_runtime_context().gcs_address
-
         metrics = RouterMetrics()
+        self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
         nodes = ClusterNodes()
 
-        def new_app(*, front_door: bool = True) -> RouterApp:
+        def new_app(before: RouterApp | None, *, front_door: bool) -> RouterApp:
+            config = self._config
             return RouterApp(
                 config,
-                deployments,
-                calls,
+                self._deployments(config),
+                ServePool(pool[1], config) if pool else NoPool(),
                 identity,
                 metrics=metrics,
                 nodes=nodes.resources,
                 front_door=front_door,
+                before=before,
+                refused=lambda: self._refused,
             )
 
-        self._listener = Listener(config.router, new_app, identity)
+        self._front: LiveApp | None = None
+
+        def new_front() -> LiveApp:
+            self._front = LiveApp(partial(new_app, front_door=True))
+            return self._front
+
+        self._listener = Listener(self._config.router, new_front, identity)
         global _ingress_app
-        _ingress_app = new_app(front_door=False)
-        handles = [(handle, model_id) for model_id, (_, handle) in residents.items()]
+        _ingress_app = LiveApp(partial(new_app, front_door=False))
+
+    def _deployments(self, config: Config) -> dict[str, str]:
+        names = {model_id: name for model_id, (name, _) in self._residents.items()}
+        names |= {model.id: deployment_name(model) for model in config.residents if model.external}
+        if self._pool:
+            names |= {model.id: self._pool[0] for model in config.lazy}
+        return names | {model.id: names[model.base] for model in config.models if model.base}
+
+    async def reconfigure(self, live: dict[str, Any]) -> None:
+        """Serve's hook, with `user_config`, also right after the start: only then the front door opens.
+
+        A wrong one is refused as a whole, and the Router goes on as it was. Raising would have Serve stop it.
+        """
+        try:
+            config = with_live(self._args, live)
+            if config.lazy and not self._pool:
+                raise ConfigError("user_config.models: there is no pool for lazy models; give args.pool")
+        except ConfigError as error:
+            if not self._opened:
+                raise
+            self._refused = str(error)
+            logger.error("the new user_config is refused, the old one stays: %s", error)
+            return
+        self._refused = ""
+        changed, self._config = config != self._config, config
+        if self._opened:
+            if changed:
+                logger.warning("a new configuration applies from now on")
+                if self._front:
+                    await self._front.exchange()
+                await _exchange_ingress()
+            return
+        await _exchange_ingress()
+        self._opened = True
+        handles = [(handle, model_id) for model_id, (_, handle) in self._residents.items()]
         scaling = config.pool.autoscaling
         may_be_empty = scaling is not None and scaling.min_replicas == 0
-        last = (pool[1], config.lazy[0].id) if pool else None
+        last = (self._pool[1], POOL_ITSELF) if self._pool else None
         self._opening = asyncio.create_task(_open_ways(handles, last, pool_may_be_empty=may_be_empty))
         self._listener.start()
-        self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
         self._flusher.start()
 
     async def check_health(self) -> None:

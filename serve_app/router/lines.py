@@ -59,6 +59,11 @@ class Line:
     def __len__(self) -> int:
         return len(self._queue)
 
+    def change(self, settings: Queue) -> None:
+        """New settings; who waits already keeps the place and the patience."""
+        self._settings = settings
+        self._queue.resize(settings.size)
+
     def started(self, key: str) -> None:
         """A request of this key has a place."""
         self._queue.started(key)

@@ -38,6 +38,10 @@ class RouterMetrics:
         """Have `look` say how things are at each flush, in the thread that flushes."""
         self._looks.append(look)
 
+    def leave(self, look: Look) -> None:
+        """Have it say nothing more."""
+        self._looks.remove(look)
+
     def collect(self, meters: Meters) -> None:
         """Everything since the last time."""
         for _ in range(len(self._records)):
@@ -46,7 +50,7 @@ class RouterMetrics:
             meters.add(table.AUDIT_DROPPED, (), lost)
             for _ in range(lost):
                 self._lost.popleft()
-        for look in self._looks:
+        for look in tuple(self._looks):
             look(meters)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -20,6 +21,8 @@ from typing import Any
 
 import psutil
 import yaml
+
+from serve_app.config import deployment_name, parse_config
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
@@ -113,6 +116,22 @@ class Service:
                 print(self.log.read_text()[-8000:])
                 self.stop()
                 raise
+
+    def deploy(self, live: dict[str, Any]) -> None:
+        """`serve deploy` of the same file, with this as the `user_config` of every deployment of ours."""
+        document = yaml.safe_load(self.file.read_text())
+        application = document["applications"][0]
+        config = parse_config(application["args"])
+        names = ["Router", "LazyPool", *map(deployment_name, config.residents)]
+        application["deployments"] = [{"name": name, "user_config": live} for name in names]
+        self.file.write_text(yaml.safe_dump(document))
+        found = re.search(r"dashboard at \S*?(http://[\d.]+:\d+|[\d.]+:\d+)", self.log.read_text())
+        assert found, "Ray says where its dashboard is"
+        address = found[1] if "://" in found[1] else f"http://{found[1]}"
+        command = [str(Path(sys.executable).parent / "serve"), "deploy", "--address", address, str(self.file)]
+        environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
 
     def _started(self) -> bool:
         assert self._process

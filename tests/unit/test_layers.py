@@ -36,7 +36,7 @@ EFFECTS = {
     "starlette",
 }
 # Tools that a person runs: they may know everything.
-TOOLS = {"cli", "launch", "check", "deployment_file", "drain", "fetch", "preview", "quantize", "__main__"}
+TOOLS = {"cli", "launch", "check", "deployment_file", "drain", "fetch", "preview", "quantize", "status", "__main__"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
