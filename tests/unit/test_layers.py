@@ -18,6 +18,7 @@ PLAIN = {
     "serve_app.external_schema",
     "serve_app.engines.base",
     "serve_app.gpu_shares",
+    "serve_app.autoscaling_schema",
     "serve_app.model_schema",
     "serve_app.routing_schema",
     "serve_app.service_schema",
