@@ -9,8 +9,9 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+from serve_app.autoscaling_schema import Autoscaling
 from serve_app.config import Config, ConfigError, deployment_name, parse_config
-from serve_app.model_schema import Autoscaling, Model
+from serve_app.model_schema import Model
 from serve_app.models.autoscaling import METRICS_EVERY_S
 from serve_app.models.lazy_pool import LazyPool, pool_plan
 from serve_app.models.replicas import PUBLISH_EVERY_S

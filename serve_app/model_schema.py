@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from serve_app.autoscaling_schema import PoolAutoscaling, ResidentAutoscaling
 from serve_app.engine_arguments import refused_arguments
 from serve_app.external_schema import External
 from serve_app.strict import VARIABLE, Strict
@@ -127,44 +128,6 @@ class Sleep(Strict):
     gpu_gb: Annotated[float, Field(ge=0)] = Field(0.8, description="GPU memory that it keeps asleep: the CUDA context.")
     timeout_s: Annotated[float, Field(gt=0)] = Field(
         60, description="Falling asleep or waking for longer than this, it is stopped."
-    )
-
-
-class Autoscaling(Strict):
-    """How many replicas there may be, and how long more or fewer must be wanted before it is done."""
-
-    min_replicas: Annotated[int, Field(ge=1)] = 1
-    max_replicas: Annotated[int, Field(ge=1)]
-    upscale_delay_s: Annotated[float, Field(ge=0)] = 5
-    downscale_delay_s: Annotated[float, Field(ge=0)] = 300
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas: {self.max_replicas} is less than min_replicas: {self.min_replicas}")
-        return self
-
-
-class ResidentAutoscaling(Autoscaling):
-    """Replicas of a resident model by its load, tokens or requests, whichever asks for more."""
-
-    target_ongoing_requests: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Requests in flight that one replica should have; null: half of max_ongoing_requests."
-    )
-    target_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Prompt tokens in flight (estimated) that one replica should have; null: four contexts."
-    )
-
-
-class PoolAutoscaling(Autoscaling):
-    """Replicas of the pool by the distinct models that wait and find no room."""
-
-    min_replicas: Annotated[int, Field(ge=0)] = Field(0, description="0: the first request starts the first replica.")
-    upscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        1, description="From zero replicas to one it is done at once."
-    )
-    downscale_delay_s: Annotated[float, Field(ge=0)] = Field(
-        60, description="Counts from when no model is awake any more; see idle_unload_s."
     )
 
 

@@ -36,11 +36,14 @@ async def while_connected(wire: Wire | None, receive: Receive, work: Coroutine[A
     try:
         await work
     except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+        if gone and task.cancelling() == 1:
             raise ClientGone from None
-        raise
+        raise  # the router shuts down in the same moment
     finally:
         wire.left = None
+        if gone:
+            # Whatever the work made of it.
+            task.uncancel()
 
 
 async def _while_heard(receive: Receive, work: Coroutine[Any, Any, None]) -> None:

@@ -11,7 +11,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
@@ -22,7 +21,8 @@ from serve_app.errors import ApiError, bad_request, own_fault, unavailable
 from serve_app.model_schema import Model
 from serve_app.models.replicas import PublishedModel, Target
 from serve_app.router.auth import CALLER, Caller
-from serve_app.router.body import read_json
+from serve_app.router.body import encoded, read_json
+from serve_app.router.claim import PRIORITY, priority_of, rough_tokens
 from serve_app.router.decider import Decided, Decider
 from serve_app.router.dialect import MESSAGES, dialect_of
 from serve_app.router.disconnect import ClientGone, while_connected
@@ -60,8 +60,6 @@ PATHS: dict[Endpoint, str] = {
     "score": "/v1/score",
     "rerank": "/v1/rerank",
 }
-# In the scope of a request that the router makes itself (a line of a batch): its priority, whatever its body says.
-PRIORITY = "switchyard.priority"
 _PROMPT_FIELDS: dict[Endpoint, str] = {
     "chat": "messages",
     "completions": "prompt",
@@ -71,7 +69,6 @@ _PROMPT_FIELDS: dict[Endpoint, str] = {
     "rerank": "documents",
     "messages": "messages",
 }
-_ANSWER_FIELDS = ("max_completion_tokens", "max_tokens", "max_output_tokens")
 # A model that goes to sleep between look and request is woken again; more often than this is a fault.
 _MAX_WAKES = 5
 _WAKE_PAUSE_S = 0.2
@@ -130,11 +127,11 @@ class Generate:
                 max_bytes=self._settings.max_body_bytes,
                 timeout_s=self._settings.body_timeout_s,
             )
-            asked.priority = _priority(parsed, scope, caller)
+            asked.priority = priority_of(parsed, scope, caller)
             # A line of a batch waits its turn elsewhere, and takes no place of its key's own requests.
             places = contextlib.nullcontext() if asked.batch else self._rates.at_once(asked.caller)
             with places:
-                taken = await self._rates.take(asked.caller, _rough_tokens(asked.caller, parsed), reply.headers)
+                taken = await self._rates.take(asked.caller, rough_tokens(asked.caller, parsed), reply.headers)
                 asked.step("admit", asked.began)
                 try:
                     await self._answer(asked, parsed, receive, reply)
@@ -200,7 +197,7 @@ class Generate:
             passed |= passed_on(headers)
         call = EngineCall(
             path=PATHS[self._endpoint],
-            body=_encoded(body),
+            body=encoded(body),
             headers=passed,
             shape=messages_shape_of(facts, decision)
             if self._endpoint == "messages"
@@ -240,7 +237,7 @@ class Generate:
         estimate = estimate_of(facts)
         most_prompt = model.max_prompt_tokens if self._endpoint in _PROMPT_FIELDS else None
         # Counted unless it cannot be too long. An estimate is no judge of that: digits have four times as many tokens.
-        if most_prompt is not None and most_tokens(len(_encoded(body))) > most_prompt:
+        if most_prompt is not None and most_tokens(len(encoded(body))) > most_prompt:
             tokens, exact = await self._decider.tokens(decided, self._fleet.engine_of(model), body)
             if tokens > most_prompt:
                 size = tokens if exact else f"about {tokens}"
@@ -393,37 +390,3 @@ def _progress(model: Model, status: PublishedModel) -> str:
     if status.place:
         return f"{model.id} waits for memory, place {status.place}"
     return f"{'waking' if status.state == 'waking' else 'loading'} {model.id} {status.progress:.0%}"
-
-
-def _priority(parsed: object, scope: Scope, caller: Caller) -> int:
-    """How important a request is: as it says, up to what its key may; 0 where it says nothing."""
-    if (given := scope.get(PRIORITY)) is not None:
-        return int(given)
-    asked = parsed.get("priority", 0) if isinstance(parsed, dict) else 0
-    if asked is None:
-        asked = 0
-    if not isinstance(asked, int) or isinstance(asked, bool):
-        raise bad_request("`priority` must be a whole number; higher goes first.", "priority")
-    return min(asked, caller.limits.max_priority)
-
-
-def _rough_tokens(caller: Caller, parsed: object) -> int:
-    """What a request will cost, before anything is known of it: four bytes a token, and the answers it asks for."""
-    if caller.limits.tokens_per_minute is None:
-        return 0
-    fields = parsed if isinstance(parsed, dict) else {}
-    answer = _count_in(next((fields[name] for name in _ANSWER_FIELDS if fields.get(name) is not None), 0))
-    return len(_encoded(fields)) // 4 + answer * max(1, _count_in(fields.get("n")))
-
-
-def _count_in(value: object) -> int:
-    """A number as a client may have written one, before it is checked; 0 for what is none."""
-    return value if isinstance(value, int) and value > 0 else 0
-
-
-def _encoded(body: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(body)
-    except orjson.JSONEncodeError:
-        # orjson reads 1024 levels and writes 254.
-        raise bad_request("The body is nested too deeply.", code="invalid_json") from None

@@ -16,8 +16,8 @@ from serve_app.catalog import AUTO, Catalog
 from serve_app.errors import ApiError
 from serve_app.models.replicas import replicas_of
 from serve_app.router.auth import CALLER, Keys
+from serve_app.router.claim import PRIORITY
 from serve_app.router.fleet import Fleet
-from serve_app.router.generate import PRIORITY
 from serve_app.router.lines import Line
 from serve_app.router.relay import Relay
 from serve_app.service_schema import Batches

@@ -52,7 +52,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
         super().connection_made(transport)
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, transport.close)
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
@@ -118,7 +118,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._in_head = True
         self._ignored_upgrade = False
         if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.close)
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -149,6 +149,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in self.headers if name not in _HOP_BY_HOP]
         return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _head_is_late(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:  # it waits behind an answer, which is not to be cut off
+            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def _stop_timer(self) -> None:
         if self._head_timer:

@@ -132,7 +132,7 @@ class Relay:
                 # Only a gate says this: another engine got the port of one that is gone.
                 raise NotServed("stranger")
             if answer.status != 200:
-                raise await engine_error(answer)
+                raise await watch.first(engine_error(answer))
             if reply.stream:
                 with watch:
                     await _relay_stream(answer, reply, call, watch, foreign=target.foreign is not None)

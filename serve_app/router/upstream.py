@@ -174,7 +174,7 @@ class Answer(asyncio.Protocol):
         sent = self._transport is not None and not self._transport.get_write_buffer_size()
         if self._complete and self._keeps and sent:
             self._parts.clear()
-            self._asked, self._used = False, True
+            self._used = True
             self.resume()
             self._upstream.keep(self._origin, self)
         else:
@@ -187,7 +187,7 @@ class Answer(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._asked or self._complete:
+        if not self._asked:
             self.drop()  # it speaks although nobody asked
             return
         self._heard_bytes += len(data)
@@ -221,7 +221,7 @@ class Answer(asyncio.Protocol):
         self._transport = None
         if self in self._origin.idle:
             self._origin.idle.remove(self)
-        if not self._asked or self._complete or self._error is not None:
+        if not self._asked or self._error is not None:
             return
         if self._said and not self._framed and exc is None:
             self._complete = True  # a body that ends with its connection
@@ -252,7 +252,7 @@ class Answer(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         if self.status:
-            self._complete = True
+            self._complete, self._asked = True, False
             self._keeps = self._parser.should_keep_alive()
 
     # Within.
@@ -338,6 +338,9 @@ class Upstream:
         else:
             answer = await self._connect(origin, foreign.connect_timeout_s if foreign else self._connect_timeout_s)
         lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (method, (origin.root + target.path(path)).encode(), origin.host)]
+        if foreign:
+            # Without it any coding may be used (RFC 9110 §12.5.3), and what we pass on is text.
+            lines.append(b"accept-encoding: identity\r\n")
         for name, value in {**headers, **target.credentials}.items():
             lines.append(f"{name}: {value}\r\n".encode("latin-1"))
         lines.append(b"content-length: %d\r\n\r\n" % len(body) if method == b"POST" else b"\r\n")

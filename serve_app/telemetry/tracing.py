@@ -6,6 +6,7 @@ made of the noted times when it is over, and only where the trace is sampled; a 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
@@ -28,6 +29,7 @@ Step = tuple[str, float, float]
 
 # Not the one that is set globally, which passes on whatever a client writes into `baggage` too.
 _TRACE_CONTEXT = TraceContextTextMapPropagator()
+_CLOSE_S = 5.0
 # https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
@@ -82,9 +84,11 @@ class Tracing:
         return Trace(self._tracer, name, headers) if self._tracer else None
 
     def close(self) -> None:
-        """Send what is batched; takes as long as the collector does, up to the exporter's time limit."""
+        """Send what is batched; a collector that does not take it within seconds holds up no shutdown."""
         if self._provider:
-            self._provider.shutdown()
+            closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+            closing.start()
+            closing.join(_CLOSE_S)
 
 
 def passed_on(headers: Headers) -> dict[str, str]:

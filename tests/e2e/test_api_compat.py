@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import QWEN, RESIDENT
-from tests.e2e.conversation import BOTH_WAYS, OFF, Answer, ask, body, forced, user
+from tests.e2e.conversation import BOTH_WAYS, OFF, ask, body, forced, user
 from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
@@ -117,8 +117,10 @@ def test_only_listed_headers_go_on_and_a_compressed_body_is_refused(real: Servic
 
 @pytest.mark.case(119)
 def test_two_fields_are_enough(real: Service) -> None:
-    answer: Answer = ask(real, {"model": RESIDENT, "messages": user("Where do llamas come from? One word.")})
-    assert (answer.status, bool(answer.content)) == (200, True)
+    # Sampled as the model's authors say, a model so small may say half a character: what it says is not looked at.
+    fields = {"model": RESIDENT, "messages": user("Where do llamas come from? One word.")}
+    status, _, whole = real.request("/v1/chat/completions", fields, timeout_s=200)
+    assert (status, bool(whole["choices"][0]["message"]["content"])) == (200, True)
 
 
 @pytest.mark.case(106)

@@ -168,17 +168,6 @@ def test_preview_decides_and_runs_nothing(service: Service) -> None:
     assert (status, refused["error"]["param"]) == (400, "messages")
 
 
-def test_decisions_are_counted_in_rays_metrics(service: Service) -> None:
-    for _ in range(3):
-        send(service, HARD)
-
-    def counted() -> bool:
-        lines = service.metrics().splitlines()
-        return any(line.startswith("ray_switchyard_decisions") and 'thinking_source="rule"' in line for line in lines)
-
-    wait_until(counted, 30, "the counter is in Ray's metrics")
-
-
 def test_shadow_mode_applies_the_default_and_records_what_would_have_been(tmp_path: Any) -> None:
     record = tmp_path / "shadow.jsonl"
     routing = {**ROUTING, "shadow": {"enabled": True, "file": str(record)}}

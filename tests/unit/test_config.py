@@ -245,6 +245,18 @@ def test_config_survives_the_trip_to_another_process() -> None:
     assert Config.model_validate(config.model_dump()) == config
 
 
+def test_engine_sends_its_spans_where_the_router_does_unless_it_says_otherwise() -> None:
+    ours, theirs = "http://collector:4318/v1/traces", "http://other:4318/v1/traces"
+    config = parsed(
+        resident(), lazy(engine={"otlp_traces_endpoint": theirs}, memory_gb=1), telemetry={"otlp_endpoint": ours}
+    )
+    specs = [config.engine_spec(model) for model in config.models]
+    assert [spec.args["otlp_traces_endpoint"] for spec in specs] == [ours, theirs]
+    assert specs[0].env["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == "http/protobuf"
+    untraced = parsed(resident())
+    assert "otlp_traces_endpoint" not in untraced.engine_spec(untraced.models[0]).args
+
+
 def test_engine_gets_its_context_and_its_own_arguments() -> None:
     config = parsed(resident(engine={"dtype": "bfloat16"}, engine_env={"A": "1"}, max_ongoing_requests=3))
     spec = config.engine_spec(config.models[0])

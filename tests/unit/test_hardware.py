@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.hardware_table import table
+from serve_app.autoscaling_schema import Autoscaling
 from serve_app.check import read_file, warnings
 from serve_app.cli import app
 from serve_app.config import Config
-from serve_app.model_schema import REPOSITORY, Autoscaling, Model
+from serve_app.model_schema import REPOSITORY, Model
 from serve_app.sizing.accelerators import GB
 from serve_app.sizing.command import sized
 from serve_app.sizing.deployment import gpu_bytes_of

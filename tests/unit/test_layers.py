@@ -1,6 +1,7 @@
 """Imports only go down (design, §2): the pure core knows no effects, vLLM and Ray each live in one place."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ PLAIN = {
     "serve_app.external_schema",
     "serve_app.engines.base",
     "serve_app.gpu_shares",
+    "serve_app.autoscaling_schema",
     "serve_app.model_schema",
     "serve_app.routing_schema",
     "serve_app.service_schema",
@@ -45,18 +47,19 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield name.removesuffix(".__init__"), path
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, anywhere in it, in full."""
     found: set[str] = set()
+    known = {name for name, _ in modules()}
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: a relative import"
             names = {f"{node.module}.{alias.name}" for alias in node.names}
-            known = dict(modules()) if (node.module or "").startswith("serve_app") else {}
             found |= {name if name in known else str(node.module) for name in names}
-    return found
+    return frozenset(found)
 
 
 def roots(path: Path) -> set[str]:

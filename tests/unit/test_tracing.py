@@ -1,6 +1,7 @@
 """serve_app.telemetry.tracing: a request's spans, between the client's and the engine's; off, headers pass."""
 
 import re
+import socket
 import time
 from typing import Any
 
@@ -184,6 +185,19 @@ def test_ratio_of_nothing_samples_what_its_client_sampled_only() -> None:
         passed: dict[str, str] = {}
         trace.sent(passed)
         assert is_sampled(passed) is expected
+
+
+def test_collector_that_hangs_does_not_hold_up_a_shutdown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("serve_app.telemetry.tracing._CLOSE_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        tracing = tracing_of(Telemetry(otlp_endpoint=f"http://127.0.0.1:{port}/v1/traces"))
+        trace = tracing.begin(CHAT, Headers({}))
+        assert trace
+        finish(trace, {})
+        began = time.monotonic()
+        tracing.close()
+        assert time.monotonic() - began < 5
 
 
 def test_two_requests_are_two_traces() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import gzip
 import random
 import re
 import socket
@@ -16,7 +18,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_app.models.replicas import Target
+from serve_app.models.replicas import Foreign, Target
 from serve_app.router.upstream import Answer, Broken, Upstream, UpstreamError
 
 PATIENCE_S = 20.0
@@ -288,6 +290,20 @@ def test_a_refusal_before_the_whole_request_was_taken_is_read_and_its_connection
                 with await upstream.post(target, "/x", {}, b"x" * (16 << 20)) as answer:
                     assert (answer.status, await answer.read()) == (413, b"no")
             assert len(connections) == 3
+
+    run(main())
+
+
+def test_a_server_that_would_compress_its_answer_is_told_not_to(run: Any) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        said = b"ok" if b"accept-encoding: identity\r\n" in head else gzip.compress(b"ok")
+        writer.write(HEAD + b"content-length: %d\r\n\r\n%b" % (len(said), said))
+
+    async def main() -> None:
+        async with engine(serve) as (upstream, target):
+            foreign = dataclasses.replace(target, foreign=Foreign("/v1", 8, 5.0))
+            assert await answer_of(upstream, foreign) == b"ok"
 
     run(main())
 

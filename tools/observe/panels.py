@@ -73,7 +73,7 @@ OVERVIEW = Dashboard(
             "Part that fails (5xx)",
             "percentunit",
             _one(
-                f'sum(rate(ray_switchyard_requests_total{{status=~"5.."}}{_RATE}))'
+                f'(sum(rate(ray_switchyard_requests_total{{status=~"5.."}}{_RATE})) or vector(0))'
                 f" / sum(rate(ray_switchyard_requests_total{_RATE}))",
                 "5xx",
             ),
