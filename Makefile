@@ -58,7 +58,7 @@ types: setup ## check types (mypy --strict)
 	@$(PY) -m mypy
 
 unit: setup ## tests of the parts, and the policies in simulated time: no Ray, seconds
-	@$(PY) -m pytest tests/unit tests/sim -n 2 --dist worksteal $(ARGS)
+	@$(PY) -m pytest tests/unit tests/sim $(ARGS)
 
 contract: models ## the same behaviours against the fake and the real engine
 	@$(PY) -m pytest tests/contract $(ARGS)
