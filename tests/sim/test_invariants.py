@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from world import NAMES, RISING, Watch, World, live, random_world
 
@@ -25,6 +25,7 @@ from serve_app.residency.events import (
     Refuse,
     Sleep,
     SleepFailed,
+    Slept,
     Stage,
     StillBusy,
     Unload,
@@ -193,6 +194,8 @@ class Purposeful(Queue):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.used_at: dict[str, float] = {}
+        # Told to go while they fall asleep: they go when they sleep.
+        self.told: set[str] = set()
 
     def hears(self, event: Event) -> None:
         super().hears(event)
@@ -201,6 +204,10 @@ class Purposeful(Queue):
                 self.used_at[name] = self.w.now
             case Ordered(name, Order.LOAD | Order.PIN):
                 self.used_at[name] = self.w.now
+            case Ordered(name, Order.UNLOAD) if self.w.stage(name) is Stage.FALLING_ASLEEP:
+                self.told.add(name)
+            case Ordered(name, Order.SLEEP):
+                self.told.discard(name)
 
     def decided(self, event: Event, actions: list[Action]) -> None:
         super().decided(event, actions)
@@ -210,8 +217,13 @@ class Purposeful(Queue):
         made_room = [
             action
             for action in actions
-            if isinstance(action, GOES) and not asked_for(event, action) and not self._idle_for_long(action)
+            if isinstance(action, GOES)
+            and not asked_for(event, action)
+            and not self._idle_for_long(action)
+            and not (event == Slept(action.model) and action.model in self.told)
         ]
+        if isinstance(event, Slept):
+            self.told.discard(event.model)
         over = self.w.policy.used_bytes() > self.w.limits.memory_bytes
         if not made_room or over:
             return
@@ -263,6 +275,7 @@ class Purposeful(Queue):
 
 @always
 @lives
+@example(seed=1219844179, steps=44)
 def test_models_go_only_to_make_room_for_one_that_then_fits_or_idle_or_ordered(seed: int, steps: int) -> None:
     watched(Purposeful, seed, steps)
 
