@@ -125,13 +125,26 @@ class Service:
         names = ["Router", "LazyPool", *map(deployment_name, config.residents)]
         application["deployments"] = [{"name": name, "user_config": live} for name in names]
         self.file.write_text(yaml.safe_dump(document))
+        self.serve("deploy", str(self.file))
+
+    def serve(self, command: str, *arguments: str) -> str:
+        """What a command of Serve's own says to this service's cluster."""
+        program = str(Path(sys.executable).parent / "serve")
+        environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
+        done = subprocess.run(
+            [program, command, "--address", self._dashboard(), *arguments],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def _dashboard(self) -> str:
         found = re.search(r"dashboard at \S*?(http://[\d.]+:\d+|[\d.]+:\d+)", self.log.read_text())
         assert found, "Ray says where its dashboard is"
-        address = found[1] if "://" in found[1] else f"http://{found[1]}"
-        command = [str(Path(sys.executable).parent / "serve"), "deploy", "--address", address, str(self.file)]
-        environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stdout + done.stderr
+        return found[1] if "://" in found[1] else f"http://{found[1]}"
 
     def _started(self) -> bool:
         assert self._process

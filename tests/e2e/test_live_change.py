@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import yaml
 
 from tests.e2e.service import REPOSITORY, Service, running, wait_until
 
@@ -161,6 +162,22 @@ def test_live_changes_drop_no_request_and_restart_no_engine(service: Service) ->
         assert engines()["hot"] == first["hot"]
     assert load.failed == []
     assert load.answered > CLIENTS
+
+
+@pytest.mark.case(143)
+def test_deployed_twice_in_a_row_it_runs_and_all_say_so(service: Service) -> None:
+    live = {"router": {"hold_s": 77}}
+    service.deploy(live)
+    service.deploy(live)
+
+    def status() -> str:
+        return str(yaml.safe_load(service.serve("status"))["applications"]["switchyard"]["status"])
+
+    wait_until(lambda: status() == "RUNNING", 60, "Serve says that it runs")
+    ready = service.request("/ready", headers=as_("steady"))
+    assert (ready[0], ready[2]["ready"], ready[2]["config"]["refused"]) == (200, True, None)
+    body = {"model": "hot", "messages": [{"role": "user", "content": "hi"}]}
+    assert service.request(CHAT, body, headers=as_("steady"))[0] == 200
 
 
 def test_status_shows_what_runs(service: Service) -> None:

@@ -122,6 +122,7 @@ def test_scrape_has_every_documented_metric_after_a_day_in_brief(service: Servic
     assert found - expected == set()
 
 
+@pytest.mark.case(134)
 def test_labels_are_those_documented_and_name_nothing_that_a_client_made_up(service: Service) -> None:
     service.request(CHAT, {"model": "made-up-4711", **talk("made-up-4711")}, headers={"x-request-id": "made-up-4711"})
     page = wait_until(lambda: (text := service.metrics()) and "switchyard_refusals" in text and text, 40, "a page")
@@ -140,6 +141,7 @@ def test_labels_are_those_documented_and_name_nothing_that_a_client_made_up(serv
     assert seen > len(METRICS)
 
 
+@pytest.mark.case(134)
 def test_engines_own_metrics_are_one_page_with_model_and_replica(service: Service) -> None:
     service.request(CHAT, {"model": TINY, **talk("hi", max_tokens=2)}, timeout_s=120)
     status, headers, page = service.request("/v1/router/metrics")
