@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,13 +18,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serve_app import log
 from serve_app.batches.runner import Runner
-from serve_app.catalog import AUTO, Catalog, allowing, catalog_of
+from serve_app.catalog import catalog_of
 from serve_app.config import Config
 from serve_app.conversations.store import Store, store_of
-from serve_app.errors import ApiError, model_not_found, own_fault, unavailable
-from serve_app.model_schema import Model
+from serve_app.errors import ApiError, own_fault, unavailable
 from serve_app.router.admin import Admin
-from serve_app.router.auth import CALLER, Caller, Keys
+from serve_app.router.auth import CALLER, Keys
 from serve_app.router.batches import BatchesApi, batch_store
 from serve_app.router.cold import PoolCalls
 from serve_app.router.conversation import ChatHistory, ConversationRoutes, Limits
@@ -34,20 +31,21 @@ from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.dialect import dialect_of
 from serve_app.router.engine_metrics import EngineMetrics
-from serve_app.router.explain import Explain
+from serve_app.router.explain import Explain, policy_hash
 from serve_app.router.external import Externals
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.gauges import Gauges
 from serve_app.router.generate import PATHS, Generate
 from serve_app.router.lines import Line
+from serve_app.router.model_cards import ModelCards
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
 from serve_app.router.record import RECORDED, refused_record, request_id
 from serve_app.router.relay import Relay
-from serve_app.router.reply import error_response
+from serve_app.router.reply import error_response, json_response
 from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
 from serve_app.router.tokens import TokenCounter
@@ -61,7 +59,6 @@ from serve_app.telemetry.tracing import Tracing, tracing_of
 
 logger = logging.getLogger(__name__)
 
-_CREATED = int(time.time())
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 _ENGINE_PATHS = frozenset(PATHS.values())
@@ -167,6 +164,7 @@ class RouterApp:
             ]
         # Answered without a look at the table of routes, which costs as much as a decision.
         self._engine_apps = {PATHS[endpoint]: app for endpoint, app in endpoints.items()}
+        cards = ModelCards(self._catalog, self.fleet)
         admin = Admin(self._catalog, self.fleet)
         engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
@@ -196,8 +194,8 @@ class RouterApp:
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/router/metrics", engine_metrics.read),
-                Route("/v1/models", self.models),
-                Route("/v1/models/{name:path}", self.model),
+                Route("/v1/models", cards.list),
+                Route("/v1/models/{name:path}", cards.one),
                 Route("/v1/files", files.create, methods=["POST"]),
                 Route("/v1/files", files.list),
                 Route("/v1/files/{file_id}", files.retrieve),
@@ -220,8 +218,8 @@ class RouterApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # Serve's proxy passes them on
+        elif scope["type"] == "websocket":  # Serve's proxy passes them on
+            await send({"type": "websocket.close", "code": 1008})
         else:
             await self._entrance(scope, receive, send)
 
@@ -344,11 +342,11 @@ class RouterApp:
 
     async def openapi(self, request: Request) -> Response:
         """What all of this answers."""
-        return _json(document(keeps=self._store is not None))
+        return json_response(document(keeps=self._store is not None))
 
     async def health(self, request: Request) -> Response:
         """The process answers; nothing else is looked at."""
-        return _json({"status": "ok", "service": self._identity})
+        return json_response({"status": "ok", "service": self._identity})
 
     async def ready(self, request: Request) -> Response:
         """Whether requests to the resident models would be answered now, and loads go on."""
@@ -361,61 +359,7 @@ class RouterApp:
             if allowed is not None:
                 details["models"] = {name: state for name, state in details["models"].items() if name in allowed}
             details["config"] = {"policy": self._version, "refused": self._refused() or None}
-        return _json({"ready": ready, **details}, 200 if ready else 503)
-
-    async def models(self, request: Request) -> Response:
-        """Every model that the key may use, with its state; loads nothing."""
-        cards = [self._card(model) for model in self._seen(request).models.values()]
-        return _json({"object": "list", "data": [*cards, self._auto_card(request)] if cards else []})
-
-    async def model(self, request: Request) -> Response:
-        """One model by its id or an alias; ids may hold slashes."""
-        seen = self._seen(request)
-        if request.path_params["name"] == AUTO and seen.models:
-            return _json(self._auto_card(request))
-        model = seen.find(request.path_params["name"])
-        if model is None:
-            raise model_not_found()
-        return _json(self._card(model))
-
-    def _seen(self, request: Request) -> Catalog:
-        caller: Caller = request.scope[CALLER]
-        return self._catalog if caller.models is None else allowing(self._catalog, caller.models)
-
-    def _auto_card(self, request: Request) -> dict[str, object]:
-        root = self._seen(request).default_id
-        return {"id": AUTO, "object": "model", "created": _CREATED, "owned_by": "switchyard", "root": root}
-
-    def _card(self, model: Model) -> dict[str, object]:
-        status = self.fleet.status(model)
-        waking = status.state not in ("awake",)
-        return {
-            "id": model.id,
-            "object": "model",
-            "created": _CREATED,
-            "owned_by": "switchyard",
-            "root": model.id,
-            "max_model_len": model.context,
-            "aliases": model.aliases,
-            "tier": model.tier,
-            "abilities": model.abilities,
-            "max_ongoing_requests": model.max_ongoing_requests,
-            "max_queued_requests": model.queue.size,
-            "state": status.state,
-            "progress": status.progress,
-            "in_flight": status.in_flight,
-            "waiting": status.waiting,
-            "kv_cache": status.kv_cache,
-            "place": status.place,
-            "expected_wake_s": status.expected_wake_s if waking else 0,
-            "load_s": status.expected_load_s,
-            "memory_bytes": status.memory_bytes,
-            "pinned": status.pinned,
-            "loads": status.loads,
-            "wakes": status.wakes,
-            "load_phases": status.phases,
-            "failure": status.failure or None,
-        }
+        return json_response({"ready": ready, **details}, 200 if ready else 503)
 
 
 def _with_request_id(own_id: str, send: Send) -> Send:
@@ -427,15 +371,6 @@ def _with_request_id(own_id: str, send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-def policy_hash(config: Config) -> str:
-    """Twelve hex digits that change with the configuration."""
-    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]
-
-
-def _json(content: object, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

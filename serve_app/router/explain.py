@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import MutableMapping
 
 from starlette.datastructures import Headers
 
+from serve_app.config import Config
 from serve_app.router.decider import Decided
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
@@ -81,3 +83,8 @@ def _on(thinking: bool) -> str:
 
 def _yes(fact: bool) -> str:
     return "yes" if fact else "no"
+
+
+def policy_hash(config: Config) -> str:
+    """Twelve hex digits that change with the configuration."""
+    return hashlib.sha256(config.model_dump_json().encode()).hexdigest()[:12]

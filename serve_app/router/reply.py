@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import orjson
 from starlette.responses import Response
 from starlette.types import Send
 
@@ -20,6 +21,11 @@ _CLOSING = frozenset({408, 413})
 def retry_after(seconds: float) -> str:
     """The header's value: whole seconds, at least one."""
     return str(max(1, math.ceil(seconds)))
+
+
+def json_response(content: object, status: int = 200) -> Response:
+    """A whole answer of our own."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 def error_response(error: ApiError, dialect: Dialect = OPENAI) -> Response:
