@@ -189,7 +189,9 @@ async def test_it_does_not_close_while_in_use(engine: EngineProcess, http: aioht
 async def test_only_the_router_gets_in_and_only_to_the_api(engine: EngineProcess, http: aiohttp.ClientSession) -> None:
     async with http.post(CHAT, json=body(), headers={SECRET_HEADER: "wrong"}) as answer:
         assert answer.status == 403
-    for path in ("/metrics", "/docs", "/sleep", "/invocations", "/v1/load_lora_adapter", "/openapi.json"):
+    async with http.get("/metrics", headers={SECRET_HEADER: "wrong"}) as answer:
+        assert answer.status == 403
+    for path in ("/docs", "/sleep", "/invocations", "/v1/load_lora_adapter", "/openapi.json"):
         async with http.get(path) as answer:
             assert answer.status == 404
 
