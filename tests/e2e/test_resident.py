@@ -72,7 +72,8 @@ def test_optional_fields_sent_as_null_are_as_if_left_out(real: Service) -> None:
             "user",
         ]
     )
-    status, _, _ = real.request("/v1/chat/completions", {"messages": PARIS, **nothing})
+    # Without a limit, and sampled as the model's authors say, an answer may be as long as the context.
+    status, _, _ = real.request("/v1/chat/completions", {"messages": PARIS, **nothing}, timeout_s=200)
     assert status == 200
 
 
