@@ -15,6 +15,7 @@ from serve_app.residency.events import (
     Abandon,
     Action,
     Activity,
+    Died,
     Event,
     Grant,
     Load,
@@ -157,6 +158,9 @@ class NothingInUseGoes(Queue):
                 self.granted[name] = self.w.now
             if not isinstance(action, GOES) or isinstance(event, SleepFailed):
                 continue
+            if name not in self.w.engines:
+                assert event == Died(name, "killed"), "what goes is there, or has just died on its way up"
+                continue
             if self.w.engines[name].stage is Stage.ASLEEP and self.claimed(name):
                 # The one exception; that it comes up again is a property below.
                 assert self.aged(self.in_order()[0]), "waited for, and no aged one waits before it"
@@ -186,6 +190,7 @@ class NothingInUseGoes(Queue):
 @pytest.mark.case(7)
 @always
 @lives
+@example(seed=6058, steps=60)
 def test_nothing_in_use_rising_waited_for_just_granted_or_pinned_is_put_away(seed: int, steps: int) -> None:
     watched(NothingInUseGoes, seed, steps)
 
