@@ -15,7 +15,6 @@ from serve_app.residency.events import (
     Abandon,
     Action,
     Activity,
-    Died,
     Event,
     Grant,
     Load,
@@ -158,10 +157,8 @@ class NothingInUseGoes(Queue):
                 self.granted[name] = self.w.now
             if not isinstance(action, GOES) or isinstance(event, SleepFailed):
                 continue
-            if name not in self.w.engines:
-                assert event == Died(name, "killed"), "what goes is there, or has just died on its way up"
-                continue
-            if self.w.engines[name].stage is Stage.ASLEEP and self.claimed(name):
+            engine = self.w.engines.get(name)
+            if engine and engine.stage is Stage.ASLEEP and self.claimed(name):
                 # The one exception; that it comes up again is a property below.
                 assert self.aged(self.in_order()[0]), "waited for, and no aged one waits before it"
                 continue
@@ -172,7 +169,7 @@ class NothingInUseGoes(Queue):
             assert name not in self.pinned, "it is pinned"
             if isinstance(action, Abandon):
                 continue
-            engine = self.w.engines[name]
+            assert engine, "it is not there"
             assert engine.stage not in RISING, "it is on its way up"
             if engine.stage is Stage.ASLEEP:
                 continue
