@@ -52,17 +52,17 @@ def rendered(status: Status) -> RenderableType:
         head.append(f"  configuration {status.policy}", "default")
     if status.load_path not in ("", "moving"):
         head.append(f"  loads are {status.load_path}", "red")
-    table = Table(box=None)
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for title in ("model", "tier", "state"):
         table.add_column(title, no_wrap=True)
-    for title in ("in flight", "waiting", "KV cache", "memory", "wakes in", "loads", "wakes"):
-        table.add_column(title, justify="right")
+    for title in ("runs", "waits", "KV", "GB", "wake s", "loads", "wakes"):
+        table.add_column(title, justify="right", no_wrap=True)
     for card in status.models:
         table.add_row(
             *map(Text, (card["id"], card["tier"], _state(card), str(card["in_flight"]), str(card["waiting"]))),
             f"{card['kv_cache']:.0%}" if card["kv_cache"] else "",
-            f"{card['memory_bytes'] / 1e9:.1f} GB" if card["memory_bytes"] else "",
-            f"{card['expected_wake_s']:.0f} s" if card["expected_wake_s"] else "",
+            f"{card['memory_bytes'] / 1e9:.1f}" if card["memory_bytes"] else "",
+            f"{card['expected_wake_s']:.0f}" if card["expected_wake_s"] else "",
             str(card["loads"]),
             str(card["wakes"]),
         )

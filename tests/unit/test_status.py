@@ -27,8 +27,8 @@ CARD = {
 COLD = {**CARD, "id": "cold[1]", "tier": "lazy", "state": "loading", "progress": 0.4, "place": 2, "expected_wake_s": 12}
 
 
-def shown(status: Status) -> str:
-    console = Console(width=160, color_system=None)
+def shown(status: Status, width: int = 160) -> str:
+    console = Console(width=width, color_system=None)
     with console.capture() as capture:
         console.print(rendered(status))
     return capture.get()
@@ -37,9 +37,23 @@ def shown(status: Status) -> str:
 def test_every_model_is_a_line_with_its_state_and_numbers() -> None:
     lines = shown(Status(True, "moving", "abc", "", [CARD, COLD])).splitlines()
     assert lines[0].split() == ["ready", "configuration", "abc"]
-    assert lines[2].split() == ["hot", "resident", "awake", "3", "2", "25%", "4.2", "GB", "1", "0"]
+    assert lines[2].split() == ["hot", "resident", "awake", "3", "2", "25%", "4.2", "1", "0"]
     assert lines[3].split()[:6] == ["cold[1]", "lazy", "loading", "40%", "(place", "2)"]
-    assert "12 s" in lines[3]
+    assert lines[3].split()[-3] == "12"
+
+
+def test_it_fits_a_terminal() -> None:
+    card = {
+        **CARD,
+        "id": "smollm2-135m-lazy",
+        "tier": "lazy",
+        "state": "loading",
+        "progress": 0.99,
+        "expected_wake_s": 5,
+    }
+    lines = shown(Status(True, "moving", "abc", "", [CARD, card]), width=80).splitlines()
+    assert lines[1].split() == ["model", "tier", "state", "runs", "waits", "KV", "GB", "wake", "s", "loads", "wakes"]
+    assert lines[3].split() == ["smollm2-135m-lazy", "lazy", "loading", "99%", "3", "2", "25%", "4.2", "5", "1", "0"]
 
 
 def test_what_is_wrong_is_said() -> None:
