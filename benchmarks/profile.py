@@ -25,7 +25,6 @@ _STAGES = (
     ("serve_app/scoring/", "scorer"),
     ("serve_app/admission/", "admission"),
     ("serve_app/models/", "table of replicas"),
-    ("aiohttp/", "aiohttp (client)"),
     ("uvicorn/", "uvicorn (server)"),
     ("starlette/", "starlette (routes, headers)"),
 )

@@ -53,15 +53,19 @@ def only_one_replica_was_hurt(stage: Stage, act: Act) -> None:
     assert act.last_hurt_s < NOTICED_S
 
 
-def test_an_engine_is_killed(stage_: Stage) -> None:
-    with stage_.act("kill -9 an engine") as (act, _):
-        victim = stage_.engines()[0]
+def of_one_replica(stage: Stage, name: str, victim: psutil.Process) -> None:
+    """Kill a process, and see that only requests of its replica were hurt."""
+    with stage.act(name) as (act, _):
         act.strikes()
         victim.kill()
         wait_until(lambda: gone(victim), 10, "it is gone")
-        heals(stage_, act)
-    only_one_replica_was_hurt(stage_, act)
-    recorded(stage_, act)
+        heals(stage, act)
+    only_one_replica_was_hurt(stage, act)
+    recorded(stage, act)
+
+
+def test_an_engine_is_killed(stage_: Stage) -> None:
+    of_one_replica(stage_, "kill -9 an engine", stage_.engines()[0])
 
 
 def test_a_lazy_models_engine_is_killed(stage_: Stage) -> None:
@@ -81,14 +85,7 @@ def test_a_lazy_models_engine_is_killed(stage_: Stage) -> None:
 
 
 def test_a_replica_is_killed(stage_: Stage) -> None:
-    with stage_.act("kill -9 a model replica") as (act, _):
-        victim = stage_.replicas()[0]
-        act.strikes()
-        victim.kill()
-        wait_until(lambda: gone(victim), 10, "it is gone")
-        heals(stage_, act)
-    only_one_replica_was_hurt(stage_, act)
-    recorded(stage_, act)
+    of_one_replica(stage_, "kill -9 a model replica", stage_.replicas()[0])
 
 
 def kills_router(stage: Stage, act: Act, clients: Load, victim: psutil.Process) -> None:
