@@ -49,7 +49,8 @@ def recorded(stage: Stage, act: Act, *, missing: int = 0) -> None:
 
 def only_one_replica_was_hurt(stage: Stage, act: Act) -> None:
     records = stage.records()
-    assert {records[one.id]["replica"] for one in act.hurt if one.id in records} <= {records[act.hurt[0].id]["replica"]}
+    # It may be that it had nothing to do just then.
+    assert len({records[one.id]["replica"] for one in act.hurt if one.id in records}) <= 1
     assert act.last_hurt_s < NOTICED_S
 
 
