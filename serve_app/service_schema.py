@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from typing import Annotated, Literal, Self
 
@@ -20,6 +21,14 @@ def _http_url(value: str) -> str:
     if value and not value.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
     return value
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 class Degrade(Strict):
@@ -127,6 +136,12 @@ class Security(Strict):
             if doubled := [place for place, key in enumerate(self.keys) if values[getattr(key, field)] > 1]:
                 raise ValueError(f"keys[{doubled[-1]}].{field}: another key has the same")
         return self
+
+
+class Page(Strict):
+    """The page for people at `/ui`. Where others reach the router it needs keys."""
+
+    enabled: bool = Field(False, description="Served by the front door, never by Serve's own ingress.")
 
 
 class AuditSettings(Strict):

@@ -1,0 +1,117 @@
+// The page as a whole: its views, its language and colours, the key, and the word on the connection.
+
+import { key, useKey } from "./api.js";
+import { byId, kept } from "./dom.js";
+import { feed } from "./feed.js";
+import * as models from "./models.js";
+import * as play from "./play.js";
+import * as traffic from "./traffic.js";
+import { preferred, say, speak, write } from "./words.js";
+
+const VIEWS = ["play", "models", "traffic"];
+
+function view() {
+  const wanted = location.hash.slice(1);
+  const shown = VIEWS.includes(wanted) ? wanted : "play";
+  for (const name of VIEWS) byId(name).hidden = name !== shown;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${shown}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  traffic.look(shown === "traffic");
+}
+
+function colours(chosen) {
+  if (chosen) document.documentElement.dataset.theme = chosen;
+  else delete document.documentElement.dataset.theme;
+  byId("theme").value = chosen;
+}
+
+function relabel() {
+  play.relabel();
+  models.show();
+  traffic.relabel();
+  link(feed.state);
+}
+
+let wasLost = false;
+
+function link({ link: state, again_s: again, fault }) {
+  const node = byId("link");
+  node.parentNode.dataset.link = state;
+  byId("retry").hidden = state !== "lost" && state !== "refused";
+  if (state === "refused") say(node, "link.refused", fault.words, again);
+  else if (state === "lost") say(node, again ? "link.lost" : "link.trying", again);
+  else if (state === "live" && wasLost) say(node, "link.back");
+  else say(node, `link.${state}`);
+}
+
+// A person must have the time to read that it is back; then it is just live.
+const BACK_MS = 6000;
+
+function connection({ detail }) {
+  if (detail.link === "lost" || detail.link === "refused") wasLost = true;
+  link(detail);
+  if (detail.link === "live" && wasLost) {
+    setTimeout(() => {
+      wasLost = false;
+      link(feed.state);
+    }, BACK_MS);
+  }
+  if (detail.link === "locked") askForKey(detail.fault);
+}
+
+function askForKey(fault) {
+  const wrong = byId("key-wrong");
+  // The first visit is no mistake; a key that was not taken is.
+  wrong.hidden = !fault || !key();
+  write(wrong, fault?.words ?? "");
+  byId("key").value = "";
+  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+  byId("key").focus();
+}
+
+function keys() {
+  const dialog = byId("key-dialog");
+  const use = (value) => {
+    useKey(value);
+    dialog.close();
+    feed.connect();
+  };
+  byId("open-key").addEventListener("click", () => askForKey(null));
+  byId("key-close").addEventListener("click", () => dialog.close());
+  byId("key-forget").addEventListener("click", () => use(""));
+  byId("key-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    if (byId("key").value.trim()) use(byId("key").value.trim());
+  });
+}
+
+function about() {
+  const { version, policy, router } = feed.hello;
+  say(byId("about"), "about", version, policy, router);
+}
+
+const language = byId("language");
+language.value = kept("language") ?? preferred();
+speak(language.value);
+language.addEventListener("change", () => {
+  speak(kept("language", language.value));
+  relabel();
+});
+colours(kept("theme") ?? "");
+byId("theme").addEventListener("change", ({ target }) => colours(kept("theme", target.value)));
+byId("skip").addEventListener("click", () => byId("main").focus());
+byId("retry").addEventListener("click", () => feed.connect());
+addEventListener("hashchange", view);
+// The network is back, or the person is: no need to wait for the next try.
+addEventListener("online", () => feed.state.link === "lost" && feed.connect());
+keys();
+play.start();
+models.start();
+traffic.start();
+feed.addEventListener("state", connection);
+feed.addEventListener("hello", about);
+view();
+say(byId("link"), "link.connecting");
+feed.connect();

@@ -1,0 +1,146 @@
+// What goes through this Router: charts of the last 15 minutes, and the latest requests with their timelines.
+
+import { Counts, LineChart } from "./chart.js";
+import { byId, el, svg } from "./dom.js";
+import { feed } from "./feed.js";
+import { duration, language, named, number, word } from "./words.js";
+
+const SPAN_S = 15 * 60;
+const QUANTILES = ["p50", "p90", "p99"];
+
+const each = (name) => ({ [name]: found }) => QUANTILES.map((quantile) => found?.[quantile] ?? null);
+const perSecond = (name) => (point) => [(point[name] ?? 0) / feed.stepS];
+const CHARTS = [
+  [new LineChart("chart.requests", ["1"], 1), perSecond("requests")],
+  [new LineChart("chart.ttft", QUANTILES), each("ttft_ms")],
+  [new LineChart("chart.tpot", QUANTILES, 1), each("tpot_ms")],
+  [new LineChart("chart.tokens", ["1"], 1), perSecond("tokens")],
+  [new LineChart("chart.thinking", ["1"]), ({ requests, thinking }) => [requests ? (100 * thinking) / requests : null]],
+  [new LineChart("chart.failed", ["1"], 1), perSecond("failed")],
+];
+const refused = new Counts("chart.refused");
+const sources = new Counts("chart.sources");
+
+const rows = new Map(); // of the latest requests, by request and time
+let visible = false;
+
+function added(name) {
+  const sum = new Map();
+  for (const point of feed.points.values()) {
+    for (const [code, count] of Object.entries(point[name] ?? {})) sum.set(code, (sum.get(code) ?? 0) + count);
+  }
+  return [...sum].filter(([, count]) => count);
+}
+
+function draw() {
+  if (!visible) return;
+  const points = [...feed.points.values()].sort((a, b) => a.t - b.t);
+  const to = points.at(-1)?.t ?? Date.now() / 1000;
+  for (const [chart, values] of CHARTS) {
+    chart.draw(points.map((point) => ({ t: point.t, values: values(point) })), to - SPAN_S, to);
+  }
+  refused.draw(added("refused").map(([code, count]) => [code, code, count]));
+  sources.draw(added("sources").map(([source, count]) => [source, named("source", source), count]));
+}
+
+const clock = (at) => new Date(at * 1000).toLocaleTimeString(language() === "zh" ? "zh-CN" : "en-GB");
+
+// The parts of a request's way, in ms: what the router noted, then the engine's time to its first token, and the rest.
+function steps({ steps: noted = [], ttft_ms: first, total_ms: total }) {
+  const parts = noted.map(({ name, from_ms: from, to_ms: to }) => [name, from, to]);
+  const sent = Math.max(0, ...parts.map(([, , to]) => to));
+  if (first !== null && first !== undefined) {
+    parts.push(["engine", Math.min(sent, first), first], ["answer", first, total]);
+  }
+  return parts;
+}
+
+function timeline(record) {
+  const total = Math.max(record.total_ms, 1);
+  const parts = steps(record).map(([name, from, to]) => {
+    const width = Math.max(((to - from) / total) * 100, 0.4);
+    const bar = svg("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
+    bar.append(svg("rect", { x: 0, y: 3, width: 100, height: 2, class: "rail" }));
+    bar.append(svg("rect", { x: Math.min((from / total) * 100, 100 - width), y: 0, width, height: 8, class: `part part-${name}` }));
+    return el("li", { class: "bar", "data-name": name }, el("span", { text: named("step", name) }), bar, el("span", { class: "figure", text: duration(to - from) }));
+  });
+  return el("ol", { class: "timeline", "aria-label": word("timeline") }, ...parts);
+}
+
+const SHOWN = [
+  "model_source", "thinking_source", "budget", "rule", "score", "scorer", "fallback", "degraded", "error", "finish",
+  "prompt_tokens", "cached_tokens", "reasoning_tokens", "completion_tokens", "queue_ms", "load_ms", "ttft_ms", "total_ms",
+  "replica", "key", "path", "request",
+];
+
+function details(record) {
+  const facts = SHOWN.filter((name) => record[name] !== null && record[name] !== undefined && record[name] !== "").flatMap((name) => [
+    el("dt", { class: "mono", text: name }),
+    el("dd", { text: String(record[name]) }),
+  ]);
+  return [timeline(record), el("dl", { class: "reasons" }, ...facts)];
+}
+
+function row(record) {
+  const good = record.status < 400 && !record.error;
+  const cell = (name, text) => el("span", { class: name, text });
+  const node = el(
+    "details",
+    { class: "record", "data-request": record.request },
+    el(
+      "summary",
+      {},
+      cell("soft", clock(record.at)),
+      cell(good ? "status good" : "status bad", record.error ? `${record.status} ${record.error}` : String(record.status)),
+      cell("model", record.model ?? record.path),
+      cell("soft", record.thinking ? word("thinking") : ""),
+      cell("figure", record.ttft_ms === null || record.ttft_ms === undefined ? "" : duration(record.ttft_ms)),
+      cell("figure", record.completion_tokens ? word("tokens", number(record.completion_tokens)) : ""),
+      cell("figure", duration(record.total_ms)),
+    ),
+  );
+  node.addEventListener("toggle", () => {
+    if (node.open && node.childElementCount === 1) node.append(...details(record));
+  });
+  return node;
+}
+
+function list() {
+  if (!visible) return;
+  const place = byId("records");
+  const wanted = new Map(feed.records.map((record) => [`${record.request} ${record.at}`, record]));
+  for (const [id, node] of rows) {
+    if (wanted.has(id)) continue;
+    node.remove();
+    rows.delete(id);
+  }
+  place.querySelector(":scope > p")?.remove();
+  // From the oldest to the newest: each new one goes on top, and those that are there stay where they are.
+  for (const [id, record] of [...wanted].reverse()) {
+    if (rows.has(id)) continue;
+    rows.set(id, row(record));
+    place.prepend(rows.get(id));
+  }
+  if (!rows.size) place.append(el("p", { class: "soft", said: "requests.none" }));
+}
+
+export function relabel() {
+  for (const node of rows.values()) node.remove();
+  rows.clear();
+  draw();
+  list();
+}
+
+// Nothing is drawn while nobody looks.
+export function look(seen) {
+  visible = seen;
+  draw();
+  list();
+}
+
+export function start() {
+  byId("charts").append(...CHARTS.map(([chart]) => chart.node), refused.node, sources.node);
+  feed.addEventListener("hello", draw);
+  feed.addEventListener("traffic", draw);
+  feed.addEventListener("requests", list);
+}
