@@ -160,8 +160,7 @@ export class Answer {
     this.content.flush();
     this.thought.flush();
     for (const each of this.calls) each?.paper.flush();
-    const reasons = { stopped: "state.stopped", length: "state.length" };
-    const reason = reasons[this.finish];
+    const reason = { stopped: "state.stopped", length: "state.length" }[this.finish];
     this.state.hidden = !reason;
     if (reason) say(this.state, reason);
     if (this.fault) {
@@ -203,46 +202,43 @@ export class Answer {
     const said = (name) => this.headers.get(`x-router-${name}`);
     const record = this.request ? feed.records.find(({ request }) => request === this.request) : null;
     const rows = [];
-    const row = (name, value) => value !== null && value !== undefined && value !== "" && rows.push([`why.${name}`, value]);
-    const chosen = (value, source) => (source ? word("by", value, named("source", source)) : value);
+    const row = (key, value) => value && rows.push([key, value]);
+    const chosen = (value, source) => `${value} · ${named("source", source)}`;
     const model = said("model");
     if (model) {
       row("model", chosen(model, said("model-source")));
-      row("thinking", chosen(word(said("thinking") === "on" ? "on" : "off"), said("thinking-source")));
-      row("budget", said("budget") && word("tokens", number(said("budget"))));
-      row("rule", said("rule"));
-      row("score", said("score") && word("by", said("score"), said("scorer") ?? ""));
-      row("fallback", said("fallback"));
-      row("warning", said("warning"));
-      row("degraded", said("degraded"));
+      row("thinking", chosen(word(said("thinking")), said("thinking-source")));
+      row("why.budget", said("budget") && word("tokens", number(said("budget"))));
+      row("why.score", said("score") && chosen(said("score"), said("scorer")));
+      for (const name of ["rule", "fallback", "warning", "degraded"]) row(`why.${name}`, said(name));
     }
     const cold = Number(said("cold-start-ms")) || record?.load_ms || 0;
-    row("cold", cold ? duration(cold) : this.#loading && this.#firstAt ? duration(this.#firstAt - this.#sentAt) : "");
-    row("queue", record?.queue_ms ? duration(record.queue_ms) : "");
-    row("decision", said("decision-ms") && duration(Number(said("decision-ms"))));
+    row("why.cold", cold ? duration(cold) : this.#loading && this.#firstAt ? duration(this.#firstAt - this.#sentAt) : "");
+    row("queued", record?.queue_ms && duration(record.queue_ms));
+    row("why.decision", said("decision-ms") && duration(Number(said("decision-ms"))));
     const ttft = this.#firstAt ? duration(this.#firstAt - this.#sentAt) : "";
-    row("ttft", ttft);
+    row("why.ttft", ttft);
     const details = this.usage?.completion_tokens_details;
     const tokens = this.usage?.completion_tokens ?? this.#pieces;
     const seconds = (this.#lastAt - this.#firstAt) / 1000;
     const pace = tokens > 1 && seconds > 0 ? number((tokens - 1) / seconds, 1) : "";
     if (this.node.dataset.state !== "running" || this.finish || this.fault) {
-      row("tps", pace);
+      row("why.tps", pace);
       if (this.usage) {
         const thought = details?.reasoning_tokens ?? 0;
         const cached = this.usage.prompt_tokens_details?.cached_tokens ?? record?.cached_tokens ?? 0;
         const split = [this.usage.prompt_tokens, cached, thought, tokens - thought].map((count) => number(count));
-        row("tokens", word("why.tokens.split", ...split));
+        row("why.tokens", word("why.tokens.split", ...split));
         if (thought) say(this.panelTitle, "reasoning.size", number(thought));
       }
-      row("finish", this.finish);
+      row("why.finish", this.finish);
     }
-    row("steps", record?.steps?.map(({ name, from_ms: from, to_ms: to }) => `${named("step", name)} ${duration(to - from)}`).join(", "));
-    row("request", this.request);
-    row("policy", said("policy"));
+    row("why.steps", record?.steps?.map(({ name, from_ms: from, to_ms: to }) => `${named("step", name)} ${duration(to - from)}`).join(", "));
+    row("why.request", this.request);
+    row("why.policy", said("policy"));
     this.why.hidden = !rows.length;
     this.reasons.replaceChildren(...rows.flatMap(([key, value]) => [el("dt", { said: key }), el("dd", { text: value })]));
-    const short = [model, model && word("by", word("thinking"), word(said("thinking") === "on" ? "on" : "off")), ttft];
+    const short = [model, model && `${word("thinking")}: ${word(said("thinking"))}`, ttft];
     if (pace && this.finish) short.push(`${pace} ${word("why.tps")}`);
     if (this.usage) short.push(word("tokens", number(tokens)));
     delete this.summary.dataset.t;

@@ -4,7 +4,7 @@ import { word } from "./words.js";
 
 const BASE = new URL("../", import.meta.url);
 const NAME = "switchyard.key";
-const WORDS = new Set([400, 401, 403, 404, 408, 413, 429, 503, 504]);
+const WORDS = new Set([401, 403, 404, 429, 503]);
 
 let given = "";
 try {
@@ -35,7 +35,8 @@ export class Fault extends Error {
 
   get title() {
     if (!this.status) return this.code === "cut" ? "error.cut" : "error.network";
-    return WORDS.has(this.status) ? `error.${this.status}` : "error.other";
+    if (WORDS.has(this.status)) return `error.${this.status}`;
+    return this.status < 500 ? "error.request" : "error.other";
   }
 
   get words() {

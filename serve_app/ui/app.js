@@ -31,34 +31,33 @@ function relabel() {
   play.relabel();
   models.show();
   traffic.relabel();
-  link(feed.state);
+  link();
 }
 
 let wasLost = false;
 
-function link({ link: state, again_s: again, fault }) {
+function link() {
+  const { link: state, fault } = feed.state;
   const node = byId("link");
   node.parentNode.dataset.link = state;
   byId("retry").hidden = state !== "lost" && state !== "refused";
-  if (state === "refused") say(node, "link.refused", fault.words, again);
-  else if (state === "lost") say(node, again ? "link.lost" : "link.trying", again);
-  else if (state === "live" && wasLost) say(node, "link.back");
-  else say(node, `link.${state}`);
+  say(node, state === "live" && wasLost ? "link.back" : `link.${state}`, fault?.words);
 }
 
 // A person must have the time to read that it is back; then it is just live.
 const BACK_MS = 6000;
 
-function connection({ detail }) {
-  if (detail.link === "lost" || detail.link === "refused") wasLost = true;
-  link(detail);
-  if (detail.link === "live" && wasLost) {
+function connection() {
+  const { link: state, fault } = feed.state;
+  if (state === "lost" || state === "refused") wasLost = true;
+  link();
+  if (state === "live" && wasLost) {
     setTimeout(() => {
       wasLost = false;
-      link(feed.state);
+      link();
     }, BACK_MS);
   }
-  if (detail.link === "locked") askForKey(detail.fault);
+  if (state === "locked") askForKey(fault);
 }
 
 function askForKey(fault) {
@@ -113,5 +112,5 @@ traffic.start();
 feed.addEventListener("state", connection);
 feed.addEventListener("hello", about);
 view();
-say(byId("link"), "link.connecting");
+link();
 feed.connect();

@@ -10,24 +10,27 @@ const MOST_RECORDS = 200;
 const KEPT_S = 15 * 60;
 
 class Feed extends EventTarget {
-  // link: connecting, live, lost, refused, locked. `again_s`: until the next try; `fault`: why the last one failed.
-  state = { link: "connecting", again_s: 0, fault: null };
+  // link: connecting, live, lost, refused, locked. `fault`: why.
+  state = { link: "connecting", fault: null };
   hello = null;
   models = null;
   stepS = 5;
   points = new Map();
   records = [];
+  #heard = 0;
   #pause = FIRST_PAUSE_MS;
   #control = null;
   #timer = 0;
 
   connect() {
     clearTimeout(this.#timer);
-    if (this.state.link === "lost") this.#say({ ...this.state, again_s: 0 });
     this.#control?.abort();
     this.#control = new AbortController();
     this.#run(this.#control);
   }
+
+  // Seconds since `models` was heard.
+  age = () => (performance.now() - this.#heard) / 1000;
 
   async #run(control) {
     let watch = 0;
@@ -57,9 +60,10 @@ class Feed extends EventTarget {
       this.points.clear();
       this.records = [];
       this.#pause = FIRST_PAUSE_MS;
-      this.#say({ link: "live", again_s: 0, fault: null });
+      this.#say("live");
     } else if (event === "models") {
       this.models = data;
+      this.#heard = performance.now();
     } else if (event === "traffic") {
       this.stepS = data.step_s;
       for (const point of data.points) this.points.set(point.t, point);
@@ -75,31 +79,17 @@ class Feed extends EventTarget {
 
   #lost(control, error) {
     if (control !== this.#control) return; // another one took its place
-    if (error instanceof Fault && error.status === 401) {
-      this.#say({ link: "locked", again_s: 0, fault: error });
-      return;
-    }
-    const refused = error instanceof Fault && error.status > 0;
+    if (error?.status === 401) return this.#say("locked", error);
     // Many pages that lost one server must not come back in one moment.
-    const pause = Math.max(this.#pause * (0.75 + Math.random() / 2), refused ? error.again * 1000 : 0);
+    const pause = Math.max(this.#pause * (0.75 + Math.random() / 2), (error?.again ?? 0) * 1000);
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE_MS);
-    this.#countDown(Math.ceil(pause / 1000), refused ? { link: "refused", fault: error } : { link: "lost", fault: null });
     this.#timer = setTimeout(() => this.connect(), pause);
-    this.#control = null;
+    this.#say(error?.status ? "refused" : "lost", error);
   }
 
-  #countDown(seconds, state) {
-    this.#say({ ...state, again_s: seconds });
-    const tick = setInterval(() => {
-      seconds -= 1;
-      if (this.#control || seconds < 1) clearInterval(tick);
-      else if (this.state.link === state.link) this.#say({ ...state, again_s: seconds });
-    }, 1000);
-  }
-
-  #say(state) {
-    this.state = state;
-    this.dispatchEvent(new CustomEvent("state", { detail: state }));
+  #say(link, fault = null) {
+    this.state = { link, fault };
+    this.dispatchEvent(new Event("state"));
   }
 }
 

@@ -5,7 +5,6 @@ import { announce, byId, el, sure } from "./dom.js";
 import { feed } from "./feed.js";
 import { duration, named, number, say, sayIn, write } from "./words.js";
 
-const UP = new Set(["awake", "hot"]);
 const ON_THE_WAY = new Set(["loading", "waking", "falling_asleep", "unloading"]);
 
 const cards = new Map();
@@ -16,7 +15,7 @@ const gb = (bytes) => number(bytes / 1e9, 1);
 class Card {
   constructor(id) {
     this.id = id;
-    this.state = el("strong", { class: "badge" });
+    this.state = el("strong", {});
     this.tags = el("p", { class: "tags soft" });
     this.progress = el("progress", { max: 1, hidden: true });
     sayIn(this.progress, "aria-label", "order.of", "@stage.loading", id);
@@ -48,12 +47,13 @@ class Card {
   show(model, pool, admin) {
     this.model = model;
     this.node.dataset.state = model.state;
-    if (`stage.${model.state}` === named("stage", model.state)) write(this.state, model.state);
-    else say(this.state, `stage.${model.state}`);
-    this.state.dataset.kind = UP.has(model.state) ? "up" : ON_THE_WAY.has(model.state) ? "moves" : model.state === "failed" ? "bad" : "rests";
+    const up = model.state === "awake";
     const moves = ON_THE_WAY.has(model.state);
+    // What is always loaded is hot.
+    write(this.state, named("stage", up && model.tier !== "lazy" ? "hot" : model.state));
+    this.state.className = `badge ${up ? "good" : moves ? "warn" : model.state === "failed" ? "bad" : "soft"}`;
     this.progress.hidden = !moves;
-    if (model.progress === null || model.progress === undefined) this.progress.removeAttribute("value");
+    if (model.progress === null) this.progress.removeAttribute("value");
     else this.progress.value = model.progress;
     const percent = model.progress ? `${Math.round(model.progress * 100)} %` : "";
     write(this.phase, moves ? [model.phase, percent].filter(Boolean).join(" · ") : "");
@@ -73,8 +73,8 @@ class Card {
 
   #used({ last_used_s: ago, running }) {
     if (running) return [null, "used.now"];
-    if (ago === null || ago === undefined) return [null, "used.never"];
-    return [null, "used.ago", duration(Math.round(ago) * 1000)];
+    if (ago === null) return [null, "used.never"];
+    return [null, "used.ago", duration(Math.round(ago + feed.age()) * 1000)];
   }
 
   // `value`: a text as it is, or null and a word.
@@ -123,10 +123,9 @@ class Card {
     const may = admin && tier === "lazy";
     this.orders.hidden = !may;
     if (!may) return;
-    const rests = state === "stopped" || state === "failed" || state === "asleep";
-    this.#button("load", rests);
-    this.#button("sleep", UP.has(state));
-    this.#button("unload", UP.has(state) || state === "asleep");
+    this.#button("load", ["stopped", "failed", "asleep"].includes(state));
+    this.#button("sleep", state === "awake");
+    this.#button("unload", state === "awake" || state === "asleep");
     this.#button("pin", !pinned, pinned);
     this.#button("unpin", pinned, !pinned);
   }
@@ -147,10 +146,9 @@ class Card {
 
   async #order(order) {
     if (this.buttons.get(order).getAttribute("aria-disabled") === "true") return;
-    const { running, waiting, wake_s: wake } = this.model;
-    const used = running + waiting;
-    if (order === "unload" && !(await sure("order.unload", "sure.unload", this.id, used, number(wake || 0, 0)))) return;
-    if (order === "sleep" && used && !(await sure("order.sleep", "sure.sleep", this.id, used))) return;
+    const used = this.model.running + this.model.waiting;
+    const hurts = order === "unload" || (order === "sleep" && used);
+    if (hurts && !(await sure(`order.${order}`, `sure.${order}`, this.id, used))) return;
     try {
       await call(`v1/router/models/${encodeURIComponent(this.id)}/${order}`, { method: "POST" });
       this.said.className = "soft";
@@ -222,5 +220,6 @@ export function show() {
 
 export function start() {
   feed.addEventListener("models", show);
-  show();
+  // Nothing is told while nothing changes, and time goes on.
+  setInterval(show, 5000);
 }

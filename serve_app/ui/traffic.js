@@ -45,40 +45,33 @@ function draw() {
 
 const clock = (at) => new Date(at * 1000).toLocaleTimeString(language() === "zh" ? "zh-CN" : "en-GB");
 
-// The parts of a request's way, in ms: what the router noted, then the engine's time to its first token, and the rest.
-function steps({ steps: noted = [], ttft_ms: first, total_ms: total }) {
-  const parts = noted.map(({ name, from_ms: from, to_ms: to }) => [name, from, to]);
-  const sent = Math.max(0, ...parts.map(([, , to]) => to));
-  if (first !== null && first !== undefined) {
-    parts.push(["engine", Math.min(sent, first), first], ["answer", first, total]);
-  }
-  return parts;
-}
+// The parts of a request's way, in ms. A relay with a first token is two: until it came, and from then on.
+const parts = ({ steps = [], ttft_ms: first }) =>
+  steps.flatMap(({ name, from_ms: from, to_ms: to }) =>
+    name === "relay" && first !== null ? [["engine", from, first], ["answer", first, to]] : [[name, from, to]],
+  );
 
 function timeline(record) {
   const total = Math.max(record.total_ms, 1);
-  const parts = steps(record).map(([name, from, to]) => {
+  const rows = parts(record).map(([name, from, to]) => {
     const width = Math.max(((to - from) / total) * 100, 0.4);
-    const bar = svg("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" });
-    bar.append(svg("rect", { x: 0, y: 3, width: 100, height: 2, class: "rail" }));
-    bar.append(svg("rect", { x: Math.min((from / total) * 100, 100 - width), y: 0, width, height: 8, class: `part part-${name}` }));
-    return el("li", { class: "bar", "data-name": name }, el("span", { text: named("step", name) }), bar, el("span", { class: "figure", text: duration(to - from) }));
+    const x = Math.min((from / total) * 100, 100 - width);
+    const bar = svg(
+      "svg",
+      { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true" },
+      svg("path", { d: "M0 3h100v2h-100z", class: "rail" }),
+      svg("rect", { x, width, height: 8, class: `part part-${name}` }),
+    );
+    const words = el("span", { text: named("step", name) });
+    return el("li", { class: "bar", "data-name": name }, words, bar, el("span", { text: duration(to - from) }));
   });
-  return el("ol", { class: "timeline", "aria-label": word("timeline") }, ...parts);
+  return el("ol", { class: "timeline", "aria-label": word("timeline") }, ...rows);
 }
 
-const SHOWN = [
-  "model_source", "thinking_source", "budget", "rule", "score", "scorer", "fallback", "degraded", "error", "finish",
-  "prompt_tokens", "cached_tokens", "reasoning_tokens", "completion_tokens", "queue_ms", "load_ms", "ttft_ms", "total_ms",
-  "replica", "key", "path", "request",
-];
-
-function details(record) {
-  const facts = SHOWN.filter((name) => record[name] !== null && record[name] !== undefined && record[name] !== "").flatMap((name) => [
-    el("dt", { class: "mono", text: name }),
-    el("dd", { text: String(record[name]) }),
-  ]);
-  return [timeline(record), el("dl", { class: "reasons" }, ...facts)];
+function details({ at: _, steps: __, ...record }) {
+  const facts = Object.entries(record).filter(([, value]) => value !== null && value !== "");
+  const rows = facts.flatMap(([name, value]) => [el("dt", { class: "mono", text: name }), el("dd", { text: value })]);
+  return el("dl", { class: "reasons" }, ...rows);
 }
 
 function row(record) {
@@ -100,7 +93,7 @@ function row(record) {
     ),
   );
   node.addEventListener("toggle", () => {
-    if (node.open && node.childElementCount === 1) node.append(...details(record));
+    if (node.open && node.childElementCount === 1) node.append(timeline(record), details(record));
   });
   return node;
 }
