@@ -136,7 +136,7 @@ export class Answer {
     }
     if (content) {
       // The thought is over: what was asked for comes into view. Whoever opens it again keeps it open.
-      if (!this.content.text && content.trim()) this.panel.open = false;
+      if (!this.content.text.trim() && content.trim()) this.panel.open = false;
       this.content.add(content);
     }
     for (const each of calls ?? []) this.#call(each);

@@ -1,4 +1,4 @@
-// The page as a whole: its views, its language and colours, the key, and the word on the connection.
+// The page as a whole: its views, its language, the key, and the word on the connection.
 
 import { key, useKey } from "./api.js";
 import { byId, kept } from "./dom.js";
@@ -19,12 +19,6 @@ function view() {
     else link.removeAttribute("aria-current");
   }
   traffic.look(shown === "traffic");
-}
-
-function colours(chosen) {
-  if (chosen) document.documentElement.dataset.theme = chosen;
-  else delete document.documentElement.dataset.theme;
-  byId("theme").value = chosen;
 }
 
 function relabel() {
@@ -98,8 +92,6 @@ language.addEventListener("change", () => {
   speak(kept("language", language.value));
   relabel();
 });
-colours(kept("theme") ?? "");
-byId("theme").addEventListener("change", ({ target }) => colours(kept("theme", target.value)));
 byId("skip").addEventListener("click", () => byId("main").focus());
 byId("retry").addEventListener("click", () => feed.connect());
 addEventListener("hashchange", view);

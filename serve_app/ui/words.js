@@ -7,10 +7,6 @@ const WORDS = {
   "tab.models": ["Models", "模型"],
   "tab.traffic": ["Traffic", "流量"],
   language: ["Language", "语言"],
-  theme: ["Colours", "配色"],
-  "theme.auto": ["Auto", "自动"],
-  "theme.light": ["Light", "浅色"],
-  "theme.dark": ["Dark", "深色"],
   close: ["Close", "关闭"],
   cancel: ["Cancel", "取消"],
   copy: ["Copy", "复制"],
@@ -190,7 +186,7 @@ export function word(key, ...args) {
 export const named = (prefix, name) => (`${prefix}.${name}` in WORDS ? word(`${prefix}.${name}`) : name);
 
 // An argument that begins with "@" is a key itself and changes its language, too.
-const said = (key, args) => word(key, ...args.map((arg) => (String(arg).startsWith("@") ? word(arg.slice(1)) : arg)));
+const said = (key, args) => word(key, ...args.map((arg) => (arg?.[0] === "@" && arg.slice(1) in WORDS ? word(arg.slice(1)) : arg)));
 
 export function say(node, key, ...args) {
   const given = JSON.stringify(args);

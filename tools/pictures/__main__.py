@@ -28,9 +28,8 @@ def main() -> int:
     run.type("make run" if port == "8000" else f"make run PORT={port}")
     run.wait_for("Switchyard is ready", _START_S)
     body = f'{{"messages": [{{"role": "user", "content": "{QUESTION}"}}], "temperature": 0}}'
-    ask.type(
-        f"curl -s {url}/v1/chat/completions -H 'content-type: application/json' -d '{body}' | grep -o '\"content\":\"[^\"]*\"'"
-    )
+    json = "-H 'content-type: application/json'"
+    ask.type(f"curl -s {url}/v1/chat/completions {json} -d '{body}' | grep -o '\"content\":\"[^\"]*\"'")
     ask.wait_for('"content":"The capital of France is Paris."', _ANSWER_S)
     end = time.monotonic() + 0.2
     time.sleep(0.3)

@@ -44,7 +44,8 @@ def take(url: str, directory: Path) -> None:
                 chrome.find_element(By.CSS_SELECTOR, ".record summary").click()
             _save(chrome, directory / f"{view}.png")
         chrome.execute_script("localStorage.setItem('switchyard.language', 'zh')")
-        chrome.execute_script("localStorage.setItem('switchyard.theme', 'dark')")
+        dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": dark})
         _playground(chrome, url, QUESTION)
         _save(chrome, directory / "playground-zh.png")
     finally:
