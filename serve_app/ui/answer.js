@@ -227,7 +227,7 @@ export class Answer {
       if (this.usage) {
         const thought = details?.reasoning_tokens ?? 0;
         const cached = this.usage.prompt_tokens_details?.cached_tokens ?? record?.cached_tokens ?? 0;
-        const split = [this.usage.prompt_tokens, cached, thought, tokens - thought].map((count) => number(count));
+        const split = [this.usage.prompt_tokens, cached, thought, Math.max(0, tokens - thought)].map((count) => number(count));
         row("why.tokens", word("why.tokens.split", ...split));
         if (thought) say(this.panelTitle, "reasoning.size", number(thought));
       }

@@ -24,21 +24,21 @@ export class LineChart {
       "svg",
       { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" },
       svg("path", { class: "axis", d: `M0 ${HEIGHT - 0.5}H${WIDTH}M0 ${HEIGHT / 2}H${WIDTH}` }),
-      ...this.lines,
+      ...this.lines.toReversed(), // the most telling on top
       this.cursor,
     );
-    this.top = el("span", { class: "soft top-figure" });
+    this.top = el("span", { class: "soft" });
     this.figures = series.map((name, place) => {
       const figure = el("span", {});
-      const label = series.length > 1 ? [el("i", { class: `dot line-${place}` }), `${name} `] : [];
+      const label = series.length > 1 ? [el("i", { class: `dot line-${place}` }), ` ${name} `] : [];
       return { node: el("span", { class: "figure" }, ...label, figure), figure };
     });
     this.node = el(
       "figure",
       { class: "card chart" },
       el("figcaption", { said: key }),
-      el("p", { class: "figures" }, ...this.figures.map(({ node }) => node)),
-      el("div", { class: "plot" }, this.drawing, this.top),
+      el("p", { class: "figures" }, ...this.figures.map(({ node }) => node), el("span", { class: "grow" }), this.top),
+      this.drawing,
     );
     this.drawing.addEventListener("pointermove", (event) => this.#point(event));
     this.drawing.addEventListener("pointerleave", () => this.#at(null));
@@ -67,7 +67,7 @@ export class LineChart {
       }
       line.setAttribute("d", path);
     });
-    write(this.top, number(top, this.digits));
+    write(this.top, `↥ ${number(top, this.digits)}`);
     this.#at(null);
     const now = rows.at(-1)?.values.find((value) => value !== null && value !== undefined);
     sayIn(this.drawing, "aria-label", "chart.label", `@${this.key}`, this.#figure(now), this.#figure(most));

@@ -105,17 +105,18 @@ class Card {
   }
 
   #bars({ gpu_bytes: gpu, host_bytes: host }, pool) {
-    meter(this.memory, "gpu", gpu, pool?.gpu_budget, this.id);
+    meter(this.memory, accelerator(), gpu, pool?.gpu_budget, this.id);
     meter(this.memory, "host", host, pool?.host_budget, this.id);
   }
 
   #replicas({ replicas = [] }) {
-    const made = JSON.stringify(replicas);
+    const nodes = new Map(feed.models.nodes.map(({ id, name }) => [id, name]));
+    const made = JSON.stringify([replicas, ...nodes]);
     if (this.replicas.dataset.made === made) return;
     this.replicas.dataset.made = made;
     this.replicas.hidden = !replicas.length;
     this.replicas.replaceChildren(
-      ...replicas.map(({ id, node, state }) => el("li", { said: ["replica", id, node ?? "?", `@stage.${state}`] })),
+      ...replicas.map(({ id, node, state }) => el("li", { said: ["replica", id, nodes.get(node) ?? "?", `@stage.${state}`] })),
     );
   }
 
@@ -162,6 +163,9 @@ class Card {
   }
 }
 
+// Where there is no GPU, what the feed calls a GPU's memory is the machine's.
+const accelerator = () => (feed.models.nodes.some(({ gpus }) => gpus) ? "gpu" : "ram");
+
 // A bar of memory against its budget, made once; away where nothing is known.
 function meter(place, name, used, budget, of) {
   let row = place.querySelector(`[data-meter="${name}"]`);
@@ -181,16 +185,16 @@ function meter(place, name, used, budget, of) {
   else say(figure, "memory.one", gb(used ?? 0));
 }
 
-function showPool({ pool, nodes = [] }) {
+function showPool({ pool, nodes }) {
   const place = byId("pool");
   place.hidden = !pool && !nodes.length;
   if (!place.firstChild) place.append(el("h3", { said: "pool" }), el("div", { class: "memory" }), el("ul", { class: "replicas soft" }));
   const [title, memory, list] = place.children;
   title.hidden = memory.hidden = !pool;
-  meter(memory, "gpu", pool?.gpu_used, pool?.gpu_budget, "@pool");
+  meter(memory, accelerator(), pool?.gpu_used, pool?.gpu_budget, "@pool");
   meter(memory, "host", pool?.host_used, pool?.host_budget, "@pool");
   list.replaceChildren(
-    ...nodes.map(({ id, name, gpus, gpus_used: taken }) => el("li", { said: ["node", name ?? id, number(taken ?? 0, 1), number(gpus ?? 0, 1)] })),
+    ...nodes.map(({ name, gpus, gpus_used: taken }) => el("li", { said: [gpus ? "node" : "node.none", name, number(taken, 1), number(gpus, 1)] })),
   );
 }
 

@@ -10,16 +10,9 @@ const QUANTILES = ["p50", "p90", "p99"];
 
 const each = (name) => ({ [name]: found }) => QUANTILES.map((quantile) => found?.[quantile] ?? null);
 const perSecond = (name) => (point) => [(point[name] ?? 0) / feed.stepS];
-const CHARTS = [
-  [new LineChart("chart.requests", ["1"], 1), perSecond("requests")],
-  [new LineChart("chart.ttft", QUANTILES), each("ttft_ms")],
-  [new LineChart("chart.tpot", QUANTILES, 1), each("tpot_ms")],
-  [new LineChart("chart.tokens", ["1"], 1), perSecond("tokens")],
-  [new LineChart("chart.thinking", ["1"]), ({ requests, thinking }) => [requests ? (100 * thinking) / requests : null]],
-  [new LineChart("chart.failed", ["1"], 1), perSecond("failed")],
-];
-const refused = new Counts("chart.refused");
-const sources = new Counts("chart.sources");
+const share = ({ requests, thinking }) => [requests ? (100 * thinking) / requests : null];
+const ONE = [""];
+let charts, refused, sources;
 
 const rows = new Map(); // of the latest requests, by request and time
 let visible = false;
@@ -34,9 +27,10 @@ function added(name) {
 
 function draw() {
   if (!visible) return;
-  const points = [...feed.points.values()].sort((a, b) => a.t - b.t);
+  // Without the newest: its step is still running, and its rates would be too low.
+  const points = [...feed.points.values()].sort((a, b) => a.t - b.t).slice(0, -1);
   const to = points.at(-1)?.t ?? Date.now() / 1000;
-  for (const [chart, values] of CHARTS) {
+  for (const [chart, values] of charts) {
     chart.draw(points.map((point) => ({ t: point.t, values: values(point) })), to - SPAN_S, to);
   }
   refused.draw(added("refused").map(([code, count]) => [code, code, count]));
@@ -132,7 +126,17 @@ export function look(seen) {
 }
 
 export function start() {
-  byId("charts").append(...CHARTS.map(([chart]) => chart.node), refused.node, sources.node);
+  charts = [
+    [new LineChart("chart.requests", ONE, 1), perSecond("requests")],
+    [new LineChart("chart.ttft", QUANTILES), each("ttft_ms")],
+    [new LineChart("chart.tpot", QUANTILES, 1), each("tpot_ms")],
+    [new LineChart("chart.tokens", ONE, 1), perSecond("tokens")],
+    [new LineChart("chart.thinking", ONE), share],
+    [new LineChart("chart.failed", ONE, 1), perSecond("failed")],
+  ];
+  refused = new Counts("chart.refused");
+  sources = new Counts("chart.sources");
+  byId("charts").append(...charts.map(([chart]) => chart.node), refused.node, sources.node);
   feed.addEventListener("hello", draw);
   feed.addEventListener("traffic", draw);
   feed.addEventListener("requests", list);

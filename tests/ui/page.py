@@ -154,7 +154,7 @@ class Page:
         assert "error" not in found, found["error"]
         assert found["testEngine"]["name"] == "axe-core"
         return [
-            f"{each['id']}: {[node['html'] for node in each['nodes']]}"
+            f"{each['id']}: {[(node['html'], node['failureSummary']) for node in each['nodes']]}"
             for each in found["violations"]
             if each["impact"] in _GRAVE
         ]

@@ -114,7 +114,8 @@ def test_language_follows_the_browser_and_can_be_switched_and_is_kept(page: Page
     # Nothing is left in the other language but what the service said.
     english = """
         return [...document.querySelectorAll('[data-t]')]
-            .filter((node) => node.checkVisibility() && /^[A-Za-z ]+$/.test(node.textContent))
+            .filter((node) => node.checkVisibility() && /[a-z]{3}/i.test(node.textContent))
+            .filter((node) => !/[\u4e00-\u9fff]/.test(node.textContent))
             .map((node) => node.textContent);
     """
     for view in VIEWS:
