@@ -93,7 +93,7 @@ class Page:
         """What stands beside the newest answer, by its English names."""
         script = """
             const rows = [...document.querySelectorAll('.answer')].at(-1).querySelectorAll('.why dt');
-            return Object.fromEntries([...rows].map((dt) => [dt.dataset.t.slice(4), dt.nextSibling.textContent]));
+            return Object.fromEntries([...rows].map((dt) => [dt.dataset.t.replace('why.', ''), dt.nextSibling.textContent]));
         """
         return dict(self.run(script))
 

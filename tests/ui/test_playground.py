@@ -96,6 +96,20 @@ def test_stop_frees_the_engine(page: Page, scripted_service: Service) -> None:
     assert page.content() == "fine"
 
 
+def test_thought_folds_when_the_answer_begins_and_opens_again(signed_in: Page) -> None:
+    signed_in.choose("hot")
+    signed_in.think("on")
+    signed_in.ask("fake[text=Four.,reasoning=Two and two]")
+    assert signed_in.until_answered() == "Four."
+    panel = signed_in.find(".reasoning")
+    thought = panel.find_element("css selector", ".text")
+    assert panel.find_element("css selector", "summary").text == "Thinking · 3 tokens"
+    assert not thought.is_displayed()
+    panel.find_element("css selector", "summary").click()
+    assert thought.is_displayed()
+    assert thought.text == "Two and two"
+
+
 def sent(page: Page) -> dict[str, Any]:
     """What `As code` says would be sent."""
     page.find("#code").click()
