@@ -59,8 +59,8 @@ from serve_app.scoring import scorer_of
 from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.request_metrics import RouterMetrics
-from serve_app.telemetry.tracing import Step, Tracing, tracing_of
-from serve_app.telemetry.traffic import Traffic
+from serve_app.telemetry.tracing import Tracing, tracing_of
+from serve_app.telemetry.traffic import Step, Traffic
 
 logger = logging.getLogger(__name__)
 

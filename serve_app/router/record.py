@@ -17,7 +17,8 @@ from serve_app.router.reply import Reply
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
 from serve_app.service_schema import Anonymous
-from serve_app.telemetry.tracing import Step, Trace
+from serve_app.telemetry.tracing import Trace
+from serve_app.telemetry.traffic import Step
 
 Keep = Callable[[dict[str, Any], Sequence[Step]], None]
 # In the scope: a set that is no longer empty when the request has its audit record.

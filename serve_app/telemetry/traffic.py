@@ -11,12 +11,12 @@ import itertools
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
 # A part of a request's way: its name, and when it began and ended, in seconds of one clock.
-Span = tuple[str, float, float]
+Step = tuple[str, float, float]
 
 STEP_S = 5
 STEPS = 180
@@ -153,8 +153,8 @@ def tpot_ms(record: Record) -> float | None:
     return between
 
 
-class _Step:
-    """One step: by key, or where that is no longer kept, all together."""
+class _Bin:
+    """One step of time: by key, or where that is no longer kept, all together."""
 
     __slots__ = ("by_key", "rest", "t")
 
@@ -185,16 +185,16 @@ class Traffic:
         self.taken = 0
         self.last_used: dict[str, float] = {}
         self._began = _step_of(began)
-        self._steps: deque[_Step] = deque([_Step(self._began)])
+        self._bins: deque[_Bin] = deque([_Bin(self._began)])
         self._apart = 0
-        self._latest: deque[tuple[Record, Sequence[Span]]] = deque(maxlen=_RECORDS)
+        self._latest: deque[tuple[Record, Sequence[Step]]] = deque(maxlen=_RECORDS)
 
-    def take(self, record: Record, spans: Sequence[Span] = ()) -> None:
-        """One request is over, as its audit record says. `spans`: the parts of its way, the first from its arrival."""
+    def take(self, record: Record, steps: Sequence[Step] = ()) -> None:
+        """One request is over, as its audit record says. `steps`: the parts of its way, the first from its arrival."""
         self.taken += 1
-        self._latest.append((record, spans))
+        self._latest.append((record, steps))
         at = record["at"]
-        step = self._steps[-1]
+        step = self._bins[-1]
         if at >= step.t + STEP_S:
             step = self._next(_step_of(at))
         key = record["key"]
@@ -208,14 +208,14 @@ class Traffic:
         if record["model"] is not None:
             self.last_used[record["model"]] = at
 
-    def _next(self, t: int) -> _Step:
-        self._steps.append(_Step(t))
-        while self._steps[0].t <= t - STEPS * STEP_S:
-            self._apart -= len(self._steps.popleft().by_key)
-        return self._steps[-1]
+    def _next(self, t: int) -> _Bin:
+        self._bins.append(_Bin(t))
+        while self._bins[0].t <= t - STEPS * STEP_S:
+            self._apart -= len(self._bins.popleft().by_key)
+        return self._bins[-1]
 
     def _forget_keys(self) -> None:
-        for step in itertools.islice(self._steps, len(self._steps) - 1):
+        for step in itertools.islice(self._bins, len(self._bins) - 1):
             if self._apart <= _MOST_APART // 2:
                 return
             if step.by_key:
@@ -226,9 +226,10 @@ class Traffic:
 
         Steps in which nothing ended are there, too.
         """
-        last = max(_step_of(now), self._steps[-1].t)
-        first = max(since, self._began, last - (STEPS - 1) * STEP_S)
-        known = {step.t: step for step in self._steps if step.t >= first}
+        last = max(_step_of(now), self._bins[-1].t)
+        # A clock that was set back is behind what was told.
+        first = min(max(since, self._began, last - (STEPS - 1) * STEP_S), last)
+        known = {step.t: step for step in self._bins if step.t >= first}
         points = []
         for t in range(first, last + 1, STEP_S):
             step = known.get(t)
@@ -251,12 +252,10 @@ def _step_of(at: float) -> int:
     return int(at // STEP_S) * STEP_S
 
 
-def _with_steps(record: Record, spans: Sequence[Span]) -> Record:
-    arrived = spans[0][1] if spans else 0.0
-    steps: Iterable[tuple[str, float, float]] = (
-        (name, (began - arrived) * 1000, (ended - arrived) * 1000) for name, began, ended in spans
-    )
+def _with_steps(record: Record, steps: Sequence[Step]) -> Record:
+    arrived = steps[0][1] if steps else 0.0
+    parts = [(name, (began - arrived) * 1000, (ended - arrived) * 1000) for name, began, ended in steps]
     if record["engine_ms"] is not None:
-        steps = (*steps, ("relay", record["total_ms"] - record["engine_ms"], record["total_ms"]))
-    said = [{"name": name, "from_ms": round(began, 1), "to_ms": round(ended, 1)} for name, began, ended in steps]
+        parts.append(("relay", record["total_ms"] - record["engine_ms"], record["total_ms"]))
+    said = [{"name": name, "from_ms": round(began, 1), "to_ms": round(ended, 1)} for name, began, ended in parts]
     return {**record, "steps": said}
