@@ -138,7 +138,7 @@ bench-prefix: models ## what it gains to send a conversation back to the replica
 bench-engine: models ## the router against bare vLLM, same model and settings
 	@exec $(PY) -m benchmarks.engine $(ARGS)
 
-bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick"
+bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick", ARGS="--viewers 50"
 	@exec $(PY) -m benchmarks.gateway $(ARGS)
 
 clean: ## remove the environments and the caches (fetched models stay)
