@@ -203,6 +203,8 @@ class Feed:
         reply = Reply(send, stream=True, wire=wire)
         try:
             once = self._asked_once(scope)
+            if not once:
+                self._check_places(scope[CALLER])
         except ApiError as error:
             reply.stream = False
             await reply.error(error)
@@ -225,13 +227,16 @@ class Feed:
         once = Request(scope).query_params.get("once", "false")
         if once not in ("true", "false"):
             raise bad_request("`once` is true or false.", "once")
-        if once == "false" and self.viewers >= self._most:
+        return once == "true"
+
+    def _check_places(self, caller: Caller) -> None:
+        """Raise `ApiError` (503) where there are viewers enough. The last quarter of the places is for operators."""
+        if self.viewers >= (self._most if caller.admin else self._most - self._most // 4):
             raise unavailable(
-                f"{self._most} viewers watch already; see router.viewers.",
+                f"{self.viewers} viewers watch already; see router.viewers.",
                 code="too_many_viewers",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        return once == "true"
 
     async def _watched(self, viewer: _Viewer, receive: Receive, reply: Reply) -> None:
         """Have a viewer watch until it leaves or is sent away."""

@@ -295,6 +295,13 @@ async def test_viewers_are_bounded_and_who_leaves_makes_room() -> None:
             assert third.status == 200
 
 
+async def test_the_last_quarter_of_the_places_is_kept_for_operators() -> None:
+    sections = {"router": {"viewers": 4}, "security": {"keys": [key("mine"), key("boss", admin=True)]}}
+    async with front(DONE, **sections) as (app, _), contextlib.AsyncExitStack() as stack:
+        for name, status in [*[("mine", 200)] * 3, ("mine", 503), ("boss", 200), ("boss", 503)]:
+            assert (await stack.enter_async_context(watching(app, headers=by(name)))).status == status
+
+
 async def test_without_places_for_viewers_there_is_no_feed() -> None:
     async with front(DONE, router={"viewers": 0}) as (app, _):
         for call in (await once(app), await Call(app, path=EVENTS, method="GET").done()):
