@@ -67,7 +67,13 @@ def screen(watched: Watched, problem: str) -> RenderableType:
     parts: list[RenderableType] = [head]
     if problem:
         parts.append(Text(f"{problem}; trying again. This is how it was.", "red"))
-    parts += [Text(), _models(said["models"]), *map(Text, placed(said)), Text(), _traffic(watched)]
+    parts += [
+        Text(),
+        _models(said["models"], watched.since_models_s),
+        *map(Text, placed(said)),
+        Text(),
+        _traffic(watched),
+    ]
     parts += [Text(f"{model['id']}: {model['error']}", "red") for model in said["models"] if model["error"]]
     if watched.requests:
         parts += [Text(), _requests(watched.requests[-_SHOWN_REQUESTS:])]
@@ -83,7 +89,7 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     return table
 
 
-def _models(models: list[dict[str, Any]]) -> Table:
+def _models(models: list[dict[str, Any]], older_s: float) -> Table:
     table = _table(("model", "tier", "state"), ("runs", "waits", "GB", "host", "wake s", "used"))
     for model in models:
         table.add_row(
@@ -93,7 +99,7 @@ def _models(models: list[dict[str, Any]]) -> Table:
             gigabytes(model["gpu_bytes"]),
             gigabytes(model["host_bytes"]),
             f"{model['wake_s']:.0f}" if model["wake_s"] else "",
-            "" if model["last_used_s"] is None else ago(model["last_used_s"]),
+            "" if model["last_used_s"] is None else ago(model["last_used_s"] + (0 if model["running"] else older_s)),
         )
     return table
 

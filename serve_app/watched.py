@@ -49,6 +49,11 @@ class Watched:
         """The points of the steps that are over: all but the newest."""
         return self.points[:-1]
 
+    @property
+    def since_models_s(self) -> float:
+        """How old the newest `models` is, by the clock of the service."""
+        return max(0.0, self.points[-1]["t"] - self.models["at"]) if self.points else 0.0
+
     def rates(self) -> Rates:
         """How much there is to do just now."""
         recent = self.over[-_RECENT_STEPS:] or self.points

@@ -100,6 +100,13 @@ def test_the_screen_says_what_models_do_and_where() -> None:
     assert lines[7] == "nodes: gpu-1 (4.5 of 8 GPUs), cpu-1"
 
 
+def test_a_model_ages_though_nothing_is_said_of_it() -> None:
+    found = watched({**MODEL, "running": 0, "last_used_s": 3.0})
+    assert shown(screen(found, "")).splitlines()[3].split()[-1] == "3s"
+    found.take("traffic", {"step_s": 5, "points": Traffic(BEGAN).points(BEGAN + 40)})
+    assert shown(screen(found, "")).splitlines()[3].split()[-1] == "43s"
+
+
 def test_the_screen_sums_the_traffic_up() -> None:
     text = shown(screen(watched(traffic=busy(), now=BEGAN + 16), ""))
     lines = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
@@ -122,7 +129,10 @@ def test_lines_tell_changes_and_steps_once() -> None:
     traffic, told = busy(), watched(now=BEGAN + 1)
     lines = Lines(told)
     assert [line[9:] for line in lines.new("")] == ["hot[1]: awake", "cold: loading"]
-    told.take("models", {"models": [{**COLD, "state": "failed", "error": "no memory"}], "pool": None, "nodes": []})
+    told.take(
+        "models",
+        {"at": BEGAN, "models": [{**COLD, "state": "failed", "error": "no memory"}], "pool": None, "nodes": []},
+    )
     told.take("traffic", {"step_s": 5, "points": traffic.points(BEGAN + 16)})
     found = [line[9:] for line in lines.new("")]
     assert found[:2] == ["cold: failed: no memory", "hot[1]: no longer configured"]
