@@ -306,10 +306,8 @@ def _profiled(side: Side, kind: Kind) -> Profile:
 
 def _with_viewers(router: Side, options: argparse.Namespace) -> bool:
     seconds = _QUICK_S if options.quick else options.seconds
-    _, other_cores = _cores()
 
     def run(kind: Kind, connections: int, number: int, viewers: list[int]) -> Result:
-        pin(viewers, other_cores)
         beside = {"viewers": viewers} if viewers else {}
         side = dataclasses.replace(router, others=lambda: {**router.others(), **beside})
         result = _run(side, kind, connections, seconds, number)

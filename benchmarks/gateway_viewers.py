@@ -1,11 +1,11 @@
 """What those who watch `/v1/router/events` cost the requests of a Router: the same load with and without them.
 
-    make bench-gateway ARGS="--viewers 50"            a quarter of an hour
+    make bench-gateway ARGS="--viewers 50"            about five minutes
     make bench-gateway ARGS="--viewers 50 --quick"    a minute: does it work?
 
 Runs without and with viewers take turns, in the reverse order every other round, and each pair of neighbours gives one
 ratio: what the machine does meanwhile is in both. The median of the ratios is held to the limit. The viewers read all
-that they are sent, in a process of their own beside engine and load, and must all be there until the end. CPU per
+that they are sent, in a process of their own on the cores of engine and load, and must all be there until the end. CPU per
 request is held to it where the gateway is busy: what viewers cost is per second, and is given in cores, too.
 """
 
