@@ -75,6 +75,7 @@ class Router:
         metrics = RouterMetrics()
         self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
         nodes = ClusterNodes()
+        nodes.known()  # has them asked for, so that the first who looks sees them
 
         def new_app(before: RouterApp | None, *, front_door: bool) -> RouterApp:
             config = self._config

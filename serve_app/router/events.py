@@ -94,18 +94,16 @@ class _Group:
         self._key = None if caller.admin else caller.id
         self._told = traffic.taken
         self._seen = self._look()
-        self._models = self._models_event(now)
-        self._newest: dict[str, Any] | None = None
+        (self._newest,) = traffic.points(now, self._key)[-1:]
         self._welcome: bytes | None = None
 
     def welcome(self, now: float) -> bytes:
         """The first events of a viewer that comes now; made once for all that come between two beats."""
         if self._welcome is None:
             points = self._traffic.points(now, self._key)
-            self._newest = self._newest or points[-1]
             requests = self._traffic.latest(_FIRST_REQUESTS, self._key, until=self._told)
             self._welcome = b"".join(
-                (self._hello(), self._models, _traffic_event(points), _event("requests", {"requests": requests}))
+                (self._hello(), self._models(now), _traffic_event(points), _event("requests", {"requests": requests}))
             )
         return self._welcome
 
@@ -135,7 +133,7 @@ class _Group:
     def _look(self) -> dict[str, Any]:
         return self._overview(self.caller, self._traffic.last_used)
 
-    def _models_event(self, now: float) -> bytes:
+    def _models(self, now: float) -> bytes:
         models = []
         for model in self._seen["models"]:
             said = dict(model)
@@ -149,12 +147,11 @@ class _Group:
         if seen == self._seen:
             return []
         self._seen = seen
-        self._models = self._models_event(now)
-        return [self._models]
+        return [self._models(now)]
 
     def _new_points(self, now: float) -> list[bytes]:
         """The running step, and the last one that was told if that has got more since."""
-        points = self._traffic.points(now, self._key, self._newest["t"] if self._newest else 0)
+        points = self._traffic.points(now, self._key, self._newest["t"])
         if points[0] == self._newest:
             points = points[1:]
         if not points:
@@ -203,6 +200,8 @@ class Feed:
         reply = Reply(send, stream=True, wire=wire)
         try:
             once = self._asked_once(scope)
+            if not once:
+                self._check_places(scope[CALLER])
         except ApiError as error:
             reply.stream = False
             await reply.error(error)
@@ -225,13 +224,16 @@ class Feed:
         once = Request(scope).query_params.get("once", "false")
         if once not in ("true", "false"):
             raise bad_request("`once` is true or false.", "once")
-        if once == "false" and self.viewers >= self._most:
+        return once == "true"
+
+    def _check_places(self, caller: Caller) -> None:
+        """Raise `ApiError` (503) where there are viewers enough. The last quarter of the places is for operators."""
+        if self.viewers >= (self._most if caller.admin else self._most - self._most // 4):
             raise unavailable(
-                f"{self._most} viewers watch already; see router.viewers.",
+                f"{self.viewers} viewers watch already; see router.viewers.",
                 code="too_many_viewers",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        return once == "true"
 
     async def _watched(self, viewer: _Viewer, receive: Receive, reply: Reply) -> None:
         """Have a viewer watch until it leaves or is sent away."""

@@ -78,7 +78,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def write(self, data: bytes) -> bool:
         """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
-        if self.open:
+        if not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self.flow.write_paused
 

@@ -93,7 +93,8 @@ class Page:
         """What stands beside the newest answer, by its English names."""
         script = """
             const rows = [...document.querySelectorAll('.answer')].at(-1).querySelectorAll('.why dt');
-            return Object.fromEntries([...rows].map((dt) => [dt.dataset.t.replace('why.', ''), dt.nextSibling.textContent]));
+            const name = (dt) => dt.dataset.t.replace('why.', '');
+            return Object.fromEntries([...rows].map((dt) => [name(dt), dt.nextSibling.textContent]));
         """
         return dict(self.run(script))
 

@@ -225,6 +225,18 @@ async def test_where_nothing_happens_a_viewer_hears_only_that_time_goes_on() -> 
             assert [name for name, _ in new] == ["traffic", "traffic"]
 
 
+async def test_who_comes_late_hears_how_long_ago_a_model_was_used() -> None:
+    async with front(DONE) as (app, _):
+        pacer = Pacer(app)
+        async with watching(app):
+            app._traffic.take(record(pacer.now, model=HOT))
+            for _ in range(20):
+                await pacer.beat()
+            async with watching(app) as late:
+                (said,) = of(late, "models")
+                assert (said["at"], said["models"][0]["last_used_s"]) == (BEGAN + 10, 10)
+
+
 async def test_the_last_of_a_step_is_told_though_the_next_one_has_begun() -> None:
     async with front(DONE) as (app, _):
         pacer = Pacer(app, at=BEGAN + 4)
@@ -293,6 +305,13 @@ async def test_viewers_are_bounded_and_who_leaves_makes_room() -> None:
             assert (await once(app)).status == 200
         async with watching(app) as third:
             assert third.status == 200
+
+
+async def test_the_last_quarter_of_the_places_is_kept_for_operators() -> None:
+    sections = {"router": {"viewers": 4}, "security": {"keys": [key("mine"), key("boss", admin=True)]}}
+    async with front(DONE, **sections) as (app, _), contextlib.AsyncExitStack() as stack:
+        for name, status in [*[("mine", 200)] * 3, ("mine", 503), ("boss", 200), ("boss", 503)]:
+            assert (await stack.enter_async_context(watching(app, headers=by(name)))).status == status
 
 
 async def test_without_places_for_viewers_there_is_no_feed() -> None:

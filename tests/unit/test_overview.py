@@ -29,12 +29,6 @@ HOT = {
 ADAPTER = {"id": "hot-lora", "tier": "resident", "context": 4096, "base": "hot", "adapter": "org/lora"}
 SHARE = {"gpu_memory_utilization": 0.3}
 LAZY = {"tier": "lazy", "source": "org/lazy", "context": 512, "memory_gb": 6.0, "engine": SHARE}
-    "tier": "lazy",
-    "source": "org/lazy",
-    "context": 512,
-    "memory_gb": 6.0,
-    "engine": {"gpu_memory_utilization": 0.3},
-}
 ELSEWHERE = {
     "id": "elsewhere",
     "tier": "resident",
