@@ -33,6 +33,7 @@ def main() -> int:
     ask.wait_for('"content":"The capital of France is Paris."', _ANSWER_S)
     end = time.monotonic() + 0.2
     time.sleep(0.3)
+    (IMAGES / "run.svg").write_text(drawn([run, ask], begin, end))
     try:
         take(url, IMAGES)
     finally:
@@ -40,7 +41,6 @@ def main() -> int:
         run.wait_for("Stopped.", _STOP_S)
         ask.close()
         run.close()
-    (IMAGES / "run.svg").write_text(drawn([run, ask], begin, end))
     for file in sorted(IMAGES.iterdir()):
         print(f"{file.relative_to(REPOSITORY)}: {file.stat().st_size / 1000:.0f} kB")
     return 0

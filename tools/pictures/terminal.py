@@ -164,7 +164,7 @@ def _spans(frames: Sequence[Frame], row: int, begin: float, end: float) -> list[
         text = frame.lines[row]
         last = frames[place + 1].at if place + 1 < len(frames) else end
         first = max(frame.at, begin)
-        if last <= begin:
+        if last <= begin or last <= first:
             continue
         if spans and spans[-1][0] == text and spans[-1][2] == frame.at:
             spans[-1] = (text, spans[-1][1], last)
