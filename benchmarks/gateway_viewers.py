@@ -5,8 +5,8 @@
 
 Runs without and with viewers take turns, in the reverse order every other round, and each pair of neighbours gives one
 ratio: what the machine does meanwhile is in both. The median of the ratios is held to the limit. The viewers read all
-that they are sent, in a process of their own on the cores of engine and load, and must all be there until the end. CPU per
-request is held to it where the gateway is busy: what viewers cost is per second, and is given in cores, too.
+that they are sent, in a process of their own on the cores of engine and load, and must all be there until the end.
+CPU per request is held to it where the gateway is busy: what viewers cost is per second, and is given in cores, too.
 """
 
 from __future__ import annotations
