@@ -29,7 +29,7 @@ def main() -> int:
     run.wait_for("Switchyard is ready", _START_S)
     body = f'{{"messages": [{{"role": "user", "content": "{QUESTION}"}}], "temperature": 0}}'
     json = "-H 'content-type: application/json'"
-    ask.type(f"curl -s {url}/v1/chat/completions {json} -d '{body}' | grep -o '\"content\":\"[^\"]*\"'")
+    ask.type(f'curl -s {url}/v1/chat/completions {json} -d \'{body}\' | grep -o \'"content":"[^"]*"\'')
     ask.wait_for('"content":"The capital of France is Paris."', _ANSWER_S)
     end = time.monotonic() + 0.2
     time.sleep(0.3)
