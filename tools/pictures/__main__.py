@@ -22,8 +22,8 @@ def main() -> int:
     IMAGES.mkdir(exist_ok=True)
     port = os.environ.get("PORT", "8000")
     url = f"http://127.0.0.1:{port}"
-    run = Terminal("one terminal", 9, {}, REPOSITORY)
-    ask = Terminal("another one", 7, {}, REPOSITORY)
+    run = Terminal("one terminal", 12, {}, REPOSITORY)
+    ask = Terminal("another one", 5, {}, REPOSITORY)
     begin = time.monotonic()
     run.type("make run" if port == "8000" else f"make run PORT={port}")
     run.wait_for("Switchyard is ready", _START_S)

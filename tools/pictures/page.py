@@ -20,7 +20,7 @@ from tools.browser import browser, driver
 
 QUESTION = "What is the capital of France?"
 # So many requests make a chart.
-_ROUNDS = 12
+_ROUNDS = 6
 _DEADLINE_S = 120.0
 _COLOURS = 128
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
