@@ -106,6 +106,7 @@ const WORDS = {
   "source.alias": ["you said so", "由你指定"],
   "source.enable_thinking": ["you said so", "由你指定"],
   "source.thinking_token_budget": ["you said so", "由你指定"],
+  "source.unsupported": ["it cannot", "不支持"],
   "source.constraint": ["nothing else fits", "只有它合适"],
   "tier.resident": ["always loaded", "常驻"],
   "tier.lazy": ["loaded on demand", "按需加载"],
