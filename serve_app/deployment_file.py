@@ -63,9 +63,9 @@ def _doubled(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Itera
 
 def _other_numbers(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[str]:
     """Numbers that are not what they look like: to YAML 010 is 8, and 1:30 is 90."""
-    if isinstance(node, yaml.ScalarNode) and node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float"):
-        if _OTHER_NUMBER.fullmatch(node.value):
-            yield f"{path}: YAML reads {node.value} as {yaml.safe_load(node.value):g}; write that, or quote a name"
+    number = isinstance(node, yaml.ScalarNode) and node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if node and number and _OTHER_NUMBER.fullmatch(node.value):
+        yield f"{path}: YAML reads {node.value} as {yaml.safe_load(node.value):g}; write that, or quote a name"
     for where, child in _children(node, path, above):
         yield from _other_numbers(child, where, (*above, id(node)))
 

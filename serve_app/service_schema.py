@@ -18,9 +18,8 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63
 def _redis_url(value: str) -> str:
     if value and not value.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("must begin with redis://, rediss:// or unix://")
-    if value and not value.startswith("unix://"):
-        if not re.fullmatch(r"/?|/\d+", _split(value)):
-            raise ValueError("must end in the number of a database, such as /0, or in none")
+    if value and not value.startswith("unix://") and not re.fullmatch(r"/?|/\d+", _split(value)):
+        raise ValueError("must end in the number of a database, such as /0, or in none")
     return value
 
 

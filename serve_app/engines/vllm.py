@@ -19,8 +19,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from serve_app.engines import compute_threads
+from serve_app.engines import compute_threads, gpu_turn
 from serve_app.engines.base import EngineLoad, EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.engines.environment import has_cuda
 from serve_app.engines.messages import complete_messages
 
 # What an engine process imports on its way to the first token. Found by starting one and listing
@@ -291,14 +292,15 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     report(Phase.LOADING)
     meter = Meter()
-    engine = AsyncLLM.from_vllm_config(
-        vllm_config=config,
-        usage_context=context,
-        enable_log_requests=False,
-        disable_log_stats=args.disable_log_stats,
-        # Asking for no statistics at all, one gets none.
-        stat_loggers=None if args.disable_log_stats else [meter.factory()],
-    )
+    with gpu_turn.turn(os.environ.get("CUDA_VISIBLE_DEVICES") if has_cuda() else ""):
+        engine = AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=context,
+            enable_log_requests=False,
+            disable_log_stats=args.disable_log_stats,
+            # Asking for no statistics at all, one gets none.
+            stat_loggers=None if args.disable_log_stats else [meter.factory()],
+        )
     try:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
