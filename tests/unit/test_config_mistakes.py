@@ -383,3 +383,15 @@ def test_seconds_that_look_like_milliseconds_are_a_warning(tmp_path: Path) -> No
 def test_what_serve_would_take_and_regret_is_named(tmp_path: Path, change: Any, found: str) -> None:
     (told,) = changed(tmp_path, lambda doc, args: change(doc["applications"][0]))
     assert told.startswith(found)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"])
+def test_a_secret_for_an_engine_is_refused_and_not_quoted(name: str) -> None:
+    """Ray's dashboard shows the configuration."""
+    said = complaint(resident(engine_env={name: "hf_xyzzy"}))
+    assert said.startswith(f"models[0].engine_env.{name}: a secret does not belong here")
+    assert "xyzzy" not in said
+
+
+def test_variables_that_only_sound_like_secrets_are_taken() -> None:
+    assert parsed(resident(engine_env={"TOKENIZERS_PARALLELISM": "false", "VLLM_CPU_KVCACHE_SPACE": "4"}))
