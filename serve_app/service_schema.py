@@ -75,6 +75,9 @@ class RouterSettings(Strict):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     body_timeout_s: Annotated[float, Field(gt=0)] = 30
     max_in_flight: Annotated[int, Field(ge=1)] = Field(4096, description="Requests in flight in one replica.")
+    max_connections: Annotated[int, Field(ge=1)] = Field(
+        16_384, description="Client connections of one replica; one more closes the one that is idle for the longest."
+    )
     hold_s: Annotated[float, Field(ge=0)] = Field(
         120, description="How long a request waits for its lazy model to load."
     )
