@@ -49,7 +49,9 @@ def problems(path: Path) -> list[str]:
     """Everything that is wrong with a deployment file, each with the path of the key; empty if nothing is."""
     try:
         raw = read_yaml(path)
-        found = _schema_problems(raw)
+        found, sound = _schema_problems(raw)
+        if not sound:
+            return [*found, *_own_problems(raw)]
         config = effective(raw)
     except ConfigError as error:
         return str(error).splitlines()
@@ -175,14 +177,26 @@ def _our_args(raw: Mapping[str, Any]) -> object:
     return ours[0].get("args")
 
 
-def _schema_problems(raw: dict[str, Any]) -> list[str]:
+def _schema_problems(raw: dict[str, Any]) -> tuple[list[str], bool]:
+    """What is wrong for Serve, and whether everything is at least of the type that it expects."""
     from ray.serve.schema import ServeDeploySchema
 
     try:
         ServeDeploySchema.model_validate(raw)
     except ValidationError as error:
-        return problems_of(error)
-    return _unknown_keys(ServeDeploySchema, raw, "")
+        return problems_of(error), False
+    except (AttributeError, TypeError):  # of its own validators (2.60), which expect mappings without a look
+        return ["applications: is not of the form that Serve expects; something in it must be a mapping"], False
+    return _unknown_keys(ServeDeploySchema, raw, ""), True
+
+
+def _own_problems(raw: Mapping[str, Any]) -> list[str]:
+    """What is wrong in our own part alone."""
+    try:
+        parse_config(_our_args(raw))
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
 
 
 def _door_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
@@ -225,16 +239,24 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
         if isinstance(given := override.get("graceful_shutdown_timeout_s"), int | float)
         and given < config.router.drain_s
     ]
-    variables: Any = (ours.get("runtime_env") or {}).get("env_vars") or {}
-    texts = [
-        f"applications[{index}].runtime_env.env_vars.{name}: must be a text; put it in quotes"
-        for name, value in variables.items()
-        if not isinstance(value, str)
-    ]
-    return [*misplaced, *cut, *texts] + [
+    return [*misplaced, *cut, *_variable_problems(f"applications[{index}].runtime_env.env_vars", ours)] + [
         f"{where}.name: there is no deployment {override.get('name')}; there are {', '.join(names)}"
         for where, override in overrides
         if override.get("name") not in names
+    ]
+
+
+def _variable_problems(where: str, app: Mapping[str, Any]) -> list[str]:
+    """Ray wants texts, and says so when it starts the application."""
+    variables: object = (app.get("runtime_env") or {}).get("env_vars")
+    if variables is None:
+        return []
+    if not isinstance(variables, dict):
+        return [f"{where}: must be a mapping"]
+    return [
+        f"{where}.{name}: must be a text; put it in quotes"
+        for name, value in variables.items()
+        if not isinstance(value, str)
     ]
 
 
@@ -331,7 +353,7 @@ def _context_problems(source: str, model: Model) -> list[str]:
 
 def _parallel_problems(config: Config, model: Model) -> list[str]:
     resources = model.resources if model.tier == "resident" else config.pool.resources
-    needed = int(model.engine.get("tensor_parallel_size", 1)) * int(model.engine.get("pipeline_parallel_size", 1))
+    needed = int(model.engine.get("tensor_parallel_size") or 1) * int(model.engine.get("pipeline_parallel_size") or 1)
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]

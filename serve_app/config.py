@@ -80,10 +80,15 @@ class Config(Strict):
         """An adapter has its base's tier, and what it does not say itself."""
         if not isinstance(args, dict) or not isinstance(args.get("models"), list):
             return args
-        by_id = {model["id"]: model for model in args["models"] if isinstance(model, dict) and "id" in model}
+        by_id = {
+            model["id"]: model
+            for model in args["models"]
+            if isinstance(model, dict) and isinstance(model.get("id"), str)
+        }
 
         def complete(model: Any) -> Any:
-            base = by_id.get(model.get("base")) if isinstance(model, dict) and model.get("base") else None
+            named = model.get("base") if isinstance(model, dict) else None
+            base = by_id.get(named) if isinstance(named, str) else None
             inherited = ("tier", "context", "abilities", "thinking", "sampling")
             return {**{key: base[key] for key in inherited if key in base}, **model} if base else model
 

@@ -395,3 +395,39 @@ def test_a_secret_for_an_engine_is_refused_and_not_quoted(name: str) -> None:
 
 def test_variables_that_only_sound_like_secrets_are_taken() -> None:
     assert parsed(resident(engine_env={"TOKENIZERS_PARALLELISM": "false", "VLLM_CPU_KVCACHE_SPACE": "4"}))
+
+
+def _app(doc: Any) -> Any:
+    return doc["applications"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda doc, args: args["models"][0].update(id={"a": 1}), "models[0].id: "),
+        (lambda doc, args: args["models"][1].update(base={"a": 1}), "models[1].base: "),
+        (lambda doc, args: _app(doc).update(deployments=-1), "applications[0].deployments: "),
+        (lambda doc, args: _app(doc).update(deployments=[1.5]), "applications: is not of the form"),
+        (lambda doc, args: _app(doc).update(deployments=[{"name": [1]}]), "applications[0].deployments[0].name: "),
+        (lambda doc, args: _app(doc).update(runtime_env=-1), "applications[0].runtime_env: "),
+        (lambda doc, args: _app(doc).update(runtime_env={"env_vars": True}), "applications[0].runtime_env"),
+        (lambda doc, args: doc.update(http_options=7), "http_options: "),
+    ],
+)
+def test_what_is_of_another_type_is_named_and_is_no_traceback(tmp_path: Path, change: Any, found: str) -> None:
+    told = changed(tmp_path, change)
+    assert told[0].startswith(found), told
+
+
+def test_wrong_types_of_serves_hide_nothing_of_ours(tmp_path: Path) -> None:
+    def both(doc: Any, args: Any) -> None:
+        doc["http_options"] = 7
+        args["router"]["prot"] = 1
+
+    told = changed(tmp_path, both)
+    assert [problem.partition(":")[0] for problem in told] == ["http_options", "router.prot"]
+
+
+def test_an_argument_of_null_is_as_one_left_out(tmp_path: Path) -> None:
+    null = {"gpu_memory_utilization": None, "tensor_parallel_size": None, "kv_cache_dtype": None}
+    assert changed(tmp_path, lambda doc, args: args["models"][0]["engine"].update(null)) == []
