@@ -220,7 +220,9 @@ export class Answer {
     row("why.ttft", ttft);
     const details = this.usage?.completion_tokens_details;
     const tokens = this.usage?.completion_tokens ?? this.#pieces;
-    const seconds = (this.#lastAt - this.#firstAt) / 1000;
+    // What came in one piece has no pace of its own.
+    const from = this.#lastAt - this.#firstAt > 50 ? this.#firstAt : this.#sentAt;
+    const seconds = (this.#lastAt - from) / 1000;
     const pace = tokens > 1 && seconds > 0 ? number((tokens - 1) / seconds, 1) : "";
     if (this.node.dataset.state !== "running" || this.finish || this.fault) {
       row("why.tps", pace);

@@ -163,7 +163,7 @@ const WORDS = {
   "chart.none": ["None", "没有"],
   "chart.label": ["{0}: now {1}, highest {2}", "{0}：现在 {1}，最高 {2}"],
   "requests.title": ["Latest requests", "最新请求"],
-  "requests.note": ["From the audit, without any text. Open one to see where its time went.", "来自审计记录，不含任何文本。展开可看时间花在哪里。"],
+  "requests.note": ["From the audit, without any text.", "来自审计记录，不含任何文本。"],
   "requests.none": ["None yet.", "还没有。"],
   "step.admit": ["admit", "准入"],
   "step.decide": ["decide", "决策"],

@@ -28,7 +28,7 @@ def test_first_visit_to_a_streamed_answer_and_why_it_is_so(real_page: Page) -> N
     assert why["thinking"].startswith("off")
     assert why["finish"] == "stop"
     assert "ms" in why["ttft"] or "s" in why["ttft"]
-    assert float(why["tps"]) > 0
+    assert 0 < float(why["tps"]) < 1000
     assert "8 answer" in why["tokens"]
     # What the router's own record knows comes by the feed, a moment later.
     real_page.wait(lambda: "admit" in real_page.why().get("steps", ""), "the steps are told")
