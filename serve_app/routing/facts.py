@@ -15,6 +15,7 @@ from serve_app.routing.message_form import check_message
 from serve_app.routing.pairs import pairs_of
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
+from serve_app.routing.tool_form import with_choice_in_place
 
 Endpoint = Literal[
     "chat",
@@ -229,6 +230,8 @@ def read_facts(
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]) and not (endpoint == "completions" and _only_echoes(field, body)):
             raise bad_request(f"`{field}` {message}.", field)
+    if endpoint == "chat":
+        body = with_choice_in_place(body)
     chat = _in_chat_words(body, endpoint)
     check_schemas(chat)
     check_cost(chat)

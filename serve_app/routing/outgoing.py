@@ -10,8 +10,10 @@ from serve_app.routing.constraints import with_constraints_in_place
 from serve_app.routing.control_tokens import without_markers
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
-from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
+from serve_app.routing.facts import CHATS, PLAIN_ENDPOINTS, Facts
 from serve_app.routing.message_form import check_roles, uniform
+from serve_app.routing.tool_form import check_tools
+from serve_app.routing.tool_schemas import with_schemas_compiled
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "conversation", "priority")
@@ -47,7 +49,10 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     if facts.endpoint == "chat":
         if not model.external:
             check_roles(body["messages"])
+            check_tools(body)
         body["messages"] = [uniform(message) for message in uniform_messages(body["messages"])]
+    if facts.endpoint in CHATS and not model.external:
+        body = with_schemas_compiled(body, facts.endpoint)
     if facts.endpoint in ("messages", "count_tokens") and known:
         body = _without_thinking(body)
     if facts.excerpt is not None and model.thinking.supported:
