@@ -127,23 +127,8 @@ def test_a_client_that_wants_its_schema_held_hears_that_it_cannot_be() -> None:
 
 
 _KEYWORDS = [
-    "type",
-    "properties",
-    "items",
-    "anyOf",
-    "required",
-    "enum",
-    "pattern",
-    "minimum",
-    "exclusiveMinimum",
-    "maximum",
-    "minLength",
-    "maxLength",
-    "$ref",
-    "$defs",
-    "additionalProperties",
-    "format",
-    "default",
+    *("type", "properties", "items", "anyOf", "required", "enum", "pattern", "format", "default", "$ref", "$defs"),
+    *("minimum", "exclusiveMinimum", "maximum", "minLength", "maxLength", "additionalProperties"),
 ]
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
