@@ -21,6 +21,9 @@ _THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget", "thinking", "re
 # The same in Anthropic's words: vLLM (0.32) takes no budget below 1024 there, and its `disabled` is an effort.
 _MESSAGES_FIELDS = ("thinking", "output_config")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+_LEAST_TOP_P = 1e-6
+# A parser of these names reads calls that begin like this.
+_CALLS = {"hermes": "<tool_call>", "qwen3_json": "<tool_call>"}
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
 
@@ -77,7 +80,33 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
         elif isinstance(body["stop"], list):
             body["stop"] = stops
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
-    return {**sampling.values(), **body}
+    body = {**sampling.values(), **body}
+    return body if model.external else _as_vllm_samples(_without_calls(body, facts, model))
+
+
+def _without_calls(body: dict[str, Any], facts: Facts, model: Model) -> dict[str, Any]:
+    """With no word for a call where none may be made: the model sees its tools all the same, and vLLM parses none.
+
+    Without the tools nothing of the prompt would be in the prefix cache.
+    """
+    word = _CALLS.get(str(model.engine.get("tool_call_parser")))
+    given = body.get("bad_words") or []
+    none = facts.endpoint in CHATS and facts.chat.get("tools") and facts.chat.get("tool_choice") == "none"
+    # The Responses API (of vLLM 0.32) knows no such words.
+    if not word or not none or facts.endpoint == "responses" or not isinstance(given, list):
+        return body
+    return {**body, "bad_words": [*given, word]}
+
+
+def _as_vllm_samples(body: dict[str, Any]) -> dict[str, Any]:
+    """What OpenAI's API takes and vLLM (0.32) refuses, said so that it samples the same."""
+    if body.get("top_p") == 0:
+        body = {**body, "top_p": _LEAST_TOP_P}
+    several = body.get("n", 1) > 1 and not body.get("use_beam_search")
+    if several and body.get("temperature") == 0:
+        # Of one token to choose from it takes the likeliest, whatever the temperature.
+        body = {**body, "temperature": 1.0, "top_k": 1}
+    return body
 
 
 def _without_thinking(body: dict[str, Any]) -> dict[str, Any]:
