@@ -103,6 +103,13 @@ _NULLABLE = frozenset(
 )
 
 
+# Whole numbers; languages that have but one kind of number may write them as 512.0.
+_WHOLE = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "thinking_token_budget"),
+    *("n", "best_of", "seed", "top_k", "top_logprobs"),
+)
+_LARGEST_EXACT = 2**53
+
 # As many as OpenAI and vLLM take; where a model thinks the Router looks for them itself.
 _MOST_STOPS, _LONGEST_STOP = 4, 256
 _MOST_MESSAGES = 10_000
@@ -223,7 +230,7 @@ def read_facts(
     """
     if not isinstance(parsed, dict):
         raise bad_request("The body must be a JSON object.")
-    body = _with_switch_in_place(_without_nulls(_hoisted(_without_nulls(parsed))))
+    body = _with_whole_numbers(_with_switch_in_place(_without_nulls(_hoisted(_without_nulls(parsed)))))
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and model):
         raise bad_request("`model` must be a non-empty string, or left out.", "model")
@@ -298,6 +305,15 @@ def _with_switch_in_place(body: Body) -> Body:
     kwargs = body.get("chat_template_kwargs", {})
     if isinstance(kwargs, dict) and kwargs.get("enable_thinking") is None:
         body["chat_template_kwargs"] = {**kwargs, "enable_thinking": value}
+    return body
+
+
+def _with_whole_numbers(body: Body) -> Body:
+    """512.0 is 512. The body is a new one already."""
+    for field in _WHOLE:
+        value = body.get(field)
+        if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_EXACT:
+            body[field] = int(value)
     return body
 
 
