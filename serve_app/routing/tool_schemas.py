@@ -1,9 +1,9 @@
-"""Schemas of tools' arguments, as generators and older drafts write them, in the words that an engine compiles. Pure.
+"""Schemas as generators and older drafts write them, in the words that an engine compiles: tools' above all. Pure.
 
 Arguments are held to them by a grammar (`tool_strict_level: parameter`), and one tool that xgrammar (of vLLM 0.32)
 cannot compile makes a 400 of every request that offers it, called or not: an agent that loads such a server of tools
 has none. So what means the same is said in today's words, and what cannot be held is left out: the model's own care
-remains, as it is without a grammar. Schemas of answers are not touched; they are a promise.
+remains, as it is without a grammar. Of an answer's schema nothing is left out; it is a promise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_app.errors import bad_request
-from serve_app.routing.facts import Body, Endpoint
 
+Body = dict[str, Any]
 Schema = dict[str, Any]
 
 _DEEPEST = 64
@@ -41,7 +41,7 @@ _NAMED_GROUP = re.compile(r"\(\?<(?=[A-Za-z_])")
 _GONE = object()
 
 
-def with_schemas_compiled(body: Body, endpoint: Endpoint) -> Body:
+def with_schemas_compiled(body: Body, endpoint: str) -> Body:
     """The body with such schemas in its (checked) tools; the same object where nothing is to be done.
 
     Raises `ApiError` (400) as `compiled` does.
@@ -53,7 +53,7 @@ def with_schemas_compiled(body: Body, endpoint: Endpoint) -> Body:
     return {**body, "tools": changed} if any(new is not old for new, old in zip(changed, tools, strict=True)) else body
 
 
-def _tool(tool: Any, place: str, endpoint: Endpoint) -> Any:
+def _tool(tool: Any, place: str, endpoint: str) -> Any:
     if not isinstance(tool, dict):
         return tool
     if endpoint == "chat":
@@ -84,6 +84,13 @@ def compiled(schema: Schema, place: str, *, strict: bool = False) -> Schema:
             "unsupported_schema",
         )
     return made if isinstance(made, dict) else {}
+
+
+def in_words_of_today(schema: Schema) -> Schema:
+    """An answer's schema: as `compiled`, but where something would have to go it stays, for the engine to refuse."""
+    reading = _Reading(schema)
+    made = reading.schema(schema, 0)
+    return made if isinstance(made, dict) and not reading.left_out else schema
 
 
 @dataclasses.dataclass(slots=True)
