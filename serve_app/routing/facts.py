@@ -92,6 +92,7 @@ _NULLABLE = frozenset(
         "temperature",
         "text",
         "thinking",
+        "think",
         "thinking_token_budget",
         "tool_choice",
         "tools",
@@ -296,12 +297,19 @@ def _hoisted(body: Body) -> Body:
 
 
 def _with_switch_in_place(body: Body) -> Body:
-    """`enable_thinking` beside `messages`, as some clouds take it for Qwen3, is the template's switch."""
-    if "enable_thinking" not in body:
+    """`enable_thinking` beside `messages`, as some clouds take it for Qwen3, is the template's switch.
+
+    So is Ollama's `think`, which may name an effort instead.
+    """
+    if isinstance(body.get("think"), str):
+        body.setdefault("reasoning_effort", body.pop("think"))
+    field = "enable_thinking" if "enable_thinking" in body else "think"
+    if field not in body:
         return body
-    value = body.pop("enable_thinking")
+    value = body.pop(field)
+    body.pop("think", None)
     if not isinstance(value, bool):
-        raise bad_request("`enable_thinking` must be true or false.", "enable_thinking")
+        raise bad_request(f"`{field}` must be true or false.", field)
     kwargs = body.get("chat_template_kwargs", {})
     if isinstance(kwargs, dict) and kwargs.get("enable_thinking") is None:
         body["chat_template_kwargs"] = {**kwargs, "enable_thinking": value}
