@@ -150,12 +150,28 @@ def uniform_response(body: dict[str, Any]) -> dict[str, Any]:
     body = {key: value for key, value in body.items() if key not in ("previous_response_id", "request_id")}
     body["store"] = False
     items = body["input"]
+    if isinstance(items, list):
+        items = body["input"] = [_said_before(item, index) for index, item in enumerate(items)]
     if isinstance(items, list) and any(item.get("role") in _SYSTEM_ROLES for item in items):
         texts = [body.get("instructions")]
         texts += [text_of(item.get("content")) for item in items if item.get("role") in _SYSTEM_ROLES]
         body["instructions"] = "\n\n".join(filter(None, texts))
         body["input"] = [item for item in items if item.get("role") not in _SYSTEM_ROLES]
     return body
+
+
+def _said_before(item: dict[str, Any], index: int) -> dict[str, Any]:
+    """An answer in the input, with what vLLM (0.32) wants of one and clients leave out: OpenAI's API takes both."""
+    parts = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(parts, list) or item.get("id") is not None:
+        return item
+    own = {"type": "message", "status": "completed", **{key: value for key, value in item.items() if value is not None}}
+    told = [{"annotations": [], **part} if _is_output(part) else part for part in parts]
+    return {**own, "id": f"msg_{index}", "content": told}
+
+
+def _is_output(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "output_text"
 
 
 def _without_empty(message: dict[str, Any]) -> dict[str, Any]:

@@ -232,7 +232,9 @@ async def test_a_slash_too_many_is_the_same_path_and_no_redirect(target: str) ->
         assert engine.seen[0].body["messages"] == body("slash")["messages"]
 
 
-@pytest.mark.parametrize("target", ["/v1/v1/chat/completions", "/v1/router/conversations/a//b", "//", "/v1/models//hot/"])
+@pytest.mark.parametrize(
+    "target", ["/v1/v1/chat/completions", "/v1/router/conversations/a//b", "//", "/v1/models//hot/"]
+)
 async def test_no_other_path_is_taken_for_one_of_ours(target: str) -> None:
     async with front_doors(OK) as ((door,), _), connected(door) as client:
         await client.send(request(b"", target=target, method="GET"))

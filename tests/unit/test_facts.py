@@ -285,9 +285,7 @@ def test_a_completion_of_no_token_is_taken_where_it_echoes() -> None:
     assert refusal(chat(max_tokens=0, echo=True)).param == "max_tokens"
 
 
-@pytest.mark.parametrize(
-    "field", ["max_tokens", "max_completion_tokens", "n", "seed", "thinking_token_budget"]
-)
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n", "seed", "thinking_token_budget"])
 def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
     facts = read_facts(chat("hi", **{field: 5.0}), "chat")
     assert (facts.body[field], type(facts.body[field])) == (5, int)
