@@ -734,7 +734,6 @@ async def refused(pool: Pool, *args: Any, settings: Config | None = None, **kwar
         b'{"messages": "\xff\xfe"}',
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b"[" * 100_000,
-        b"\xef\xbb\xbf{}",
     ],
 )
 async def test_bad_json_is_a_400(pool: Pool, raw: bytes) -> None:
@@ -828,11 +827,9 @@ async def test_wrong_request_wakes_no_model(pool: Pool, fields: dict[str, Any], 
         ("DELETE", "/v1/models/" + HOT, 405),
         ("POST", "/nope", 404),
         ("GET", "/", 404),
-        ("POST", "/v1/chat/completions/", 404),
-        ("POST", "//v1/chat/completions", 404),
+        ("POST", "/v1/v1/chat/completions", 404),
         ("POST", "/V1/chat/completions", 404),
         ("GET", "/v1/models/nope", 404),
-        ("GET", "/v1/models/", 404),
     ],
 )
 async def test_wrong_path_or_method_is_refused_in_openais_shape(
