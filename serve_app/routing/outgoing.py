@@ -79,9 +79,21 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
             del body["stop"]
         elif isinstance(body["stop"], list):
             body["stop"] = stops
+    if hides_thought(facts, decision, model):
+        # vLLM (0.32) would hold the thought, which nobody sees, to the form of the answer.
+        body.pop("include_reasoning", None)
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
     body = {**sampling.values(), **body}
     return body if model.external else _as_vllm_samples(_without_calls(body, facts, model))
+
+
+def hides_thought(facts: Facts, decision: Decision, model: Model) -> bool:
+    """Whether the client wants no word of the thought, in vLLM's words (`include_reasoning`) or in OpenRouter's."""
+    if facts.endpoint != "chat" or not decision.thinking or model.external:
+        return False
+    asked = facts.body.get("reasoning")
+    excluded = isinstance(asked, dict) and asked.get("exclude") is True
+    return excluded or facts.body.get("include_reasoning") is False
 
 
 def _without_calls(body: dict[str, Any], facts: Facts, model: Model) -> dict[str, Any]:
