@@ -79,6 +79,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # Of the request that is being answered; others in the same connection wait for it.
         self.left: Callable[[], None] | None = None
         self.writable: Callable[[], None] | None = None
+        self.closing: Callable[[], None] | None = None
+        self.closes = False
         self._send_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -93,6 +95,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self.left:
             self.left()
+
+    def shutdown(self) -> None:
+        """The front door closes: an answer that would never end by itself is told."""
+        super().shutdown()
+        self.closes = True
+        if self.closing:
+            self.closing()
 
     @property
     def open(self) -> bool:
