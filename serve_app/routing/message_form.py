@@ -95,5 +95,5 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
         except orjson.JSONEncodeError:
             raise bad_request("A call's `arguments` are nested too deeply.", "messages") from None
         function = {**function, "arguments": text}
-    given = {field: value for field, value in call.items() if value is not None}
+    given = {field: value for field, value in call.items() if value is not None or field not in ("id", "type")}
     return {"id": f"call_{index}", "type": "function", **given, "function": function}

@@ -57,7 +57,7 @@ def test_a_name_that_is_null_is_none(role: str) -> None:
 
 
 def test_nulls_in_a_call_are_what_a_call_without_them_has() -> None:
-    assert arrived(called("{}", id=None, type=None, index=None)) == arrived(called("{}", id="call_0", type="function"))
+    assert arrived(called("{}", id=None, type=None)) == arrived(called("{}", id="call_0", type="function"))
 
 
 @pytest.mark.parametrize(
