@@ -15,6 +15,7 @@ Byte for byte where nothing is to be done, which is the rule.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import uuid
 from collections import defaultdict
@@ -51,7 +52,7 @@ _MARKUP = re.compile(rf"\A\s*{_OPEN}|{_OPEN}\s*\{{")
 class _Choice:
     """What was seen of one choice of a stream. `held`: content that may be the beginning of a stop string.
 
-    `begun`: its text has.
+    `begun`: its text has. `calls`: the arguments of each call so far.
     """
 
     held: str = ""
@@ -59,6 +60,7 @@ class _Choice:
     thought: str = ""
     called: bool = False
     begun: bool = False
+    calls: defaultdict[int, str] = dataclasses.field(default_factory=lambda: defaultdict(str))
 
 
 class Shape:
@@ -204,8 +206,12 @@ class Shape:
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
                     function["arguments"] = function.get("arguments") or ""
+                    seen.calls[call.get("index", 0)] += function["arguments"]
             if choice.get("finish_reason") == "tool_calls" and not seen.called:
                 # vLLM (0.32) drops it from the stream.
+                raise _unreadable()
+            if choice.get("finish_reason") in ("tool_calls", "stop") and not all(map(_is_json, seen.calls.values())):
+                # Its whole answer would have no call then, and this stream half of one.
                 raise _unreadable()
             seen.thought += delta.get("reasoning") or ""
             if choice.get("finish_reason") == "stop" and not self._visible and (text := misplaced(seen.thought)):
@@ -246,6 +252,15 @@ class Shape:
 def _is_empty(choices: Any) -> bool:
     """Whether an event of a stream told of a thought, and of nothing else."""
     return bool(choices) and not any(choice.get("delta") or choice.get("finish_reason") for choice in choices)
+
+
+def _is_json(arguments: str) -> bool:
+    """Whether a call's arguments can be read, half a surrogate pair too, as most clients do; there may be none."""
+    try:
+        json.loads(arguments or "{}")
+    except ValueError:
+        return False
+    return True
 
 
 def _without_tokens(choice: dict[str, Any]) -> None:

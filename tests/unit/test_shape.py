@@ -625,3 +625,31 @@ def test_a_call_lost_in_a_secret_thought_comes_to_light_all_the_same() -> None:
     shape = Shape(tools=True, thinks=1, hides=True)
     stream = [event({"reasoning": piece}) for piece in ("hm ", "<tool_call>", "look it up")] + [event({}, "stop")]
     assert joined(b"".join(map(shape.events, stream)))["content"] == "look it up"
+
+
+# Calls that are half ones
+
+
+def piece(arguments: str, index: int = 0) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+@pytest.mark.parametrize("arguments", ['{"city": "a', '{"city": "Oslo"}, "name": "look_up"', '{"city": "Oslo",}'])
+def test_stream_whose_arguments_cannot_be_read_is_an_error_and_no_call(arguments: str, finish: str) -> None:
+    shape = Shape(tools=True)
+    shape.events(event(piece("{}")) + event(piece(arguments[:4], 1)) + event(piece(arguments[4:], 1)))
+    with pytest.raises(ApiError, match="cannot be read"):
+        shape.events(event({}, finish))
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"city": "a</tool_call>b"}', '{"city": "\\ud83d"}', '{"n": 1e999}'])
+def test_stream_whose_arguments_can_be_read_ends_in_order(arguments: str) -> None:
+    shape = Shape(tools=True)
+    sent = shape.events(event(piece(arguments[:3]))) + shape.events(event(piece(arguments[3:]), "tool_calls"))
+    assert joined(sent)["finish_reason"] == "tool_calls"
+
+
+def test_stream_that_its_limit_cut_in_a_call_ends_in_order() -> None:
+    shape = Shape(tools=True)
+    assert joined(shape.events(event(piece('{"ci')) + event({}, "length")))["finish_reason"] == "length"
