@@ -376,7 +376,8 @@ def shape_of(facts: Facts, decision: Decision, model: Model, names: Names, tally
         tools=bool(facts.body.get("tools")) and facts.body.get("tool_choice") != "none",
         most=_most(facts, model),
         stops=stops_of(facts, decision),
-        thinks=facts.body.get("n", 1) if decision.thinking else 0,
+        # Another server may give the thought as text, for its clients to find.
+        thinks=facts.body.get("n", 1) if decision.thinking and not model.external else 0,
         hides=hides_thought(facts, decision, model),
         tally=tally,
     )
