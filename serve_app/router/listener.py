@@ -41,11 +41,29 @@ class PortTaken(Exception):
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the process's signals to Ray."""
+    """A server that leaves the process's signals to Ray, and loses no connection that the kernel took for it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's. With its socket the kernel would reset the connections that nobody has accepted yet."""
+        waiting = [connection for sock in sockets or [] for connection in _accepted(sock)]
+        for server in self.servers:
+            server.close()
+        for connection in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(self._new_protocol, connection)
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        return FrontDoorProtocol(self.config, self.server_state, self.lifespan.state)
+
+
+def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield sock.accept()[0]
 
 
 class Listener:

@@ -9,6 +9,7 @@
 - A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
   long as it likes, at no cost.
 - What cannot be parsed is refused in OpenAI's shape.
+- When the listener stops, a connection that looks idle is not closed at once: its client may just be sending.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
 """
@@ -30,6 +31,8 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
+# Longer than a request is on its way to us, over oceans too.
+_LEAVE_S = 1.0
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
@@ -48,6 +51,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.left: Callable[[], None] | None = None
         self.writable: Callable[[], None] | None = None
         self._send_timer: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._leave_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -58,6 +63,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """Forget the timers."""
         self._stop_timer()
         self._stop_send_timer()
+        self._stop_leave_timer()
         super().connection_lost(exc)
         if self.left:
             self.left()
@@ -130,6 +136,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if not self._ignored_upgrade:
             super().on_headers_complete()
             self.scope[WIRE] = self  # type: ignore[literal-required]
+            if self._leaving:
+                self._stop_leave_timer()
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""
@@ -144,6 +153,28 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # The end of a long body stopped the reading. Nobody asks for more, but its client's leaving is to be heard.
         if not self.pipeline:
             self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """An answer is out; what its headers promised of the connection is kept for a moment more."""
+        super().on_response_complete()
+        if self._leaving and self.cycle.response_complete and not self.transport.is_closing():
+            self._leave_soon()
+
+    def shutdown(self) -> None:
+        """The listener stops: the next answer ends the connection and says so, or a moment without a request does."""
+        self._leaving = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._leave_soon()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+
+    def _leave_soon(self) -> None:
+        self._leave_timer = self.loop.call_later(_LEAVE_S, self.transport.close)
+
+    def _stop_leave_timer(self) -> None:
+        if self._leave_timer:
+            self._leave_timer.cancel()
+            self._leave_timer = None
 
     def _head_without_upgrade(self) -> bytes:
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]
