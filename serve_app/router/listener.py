@@ -77,6 +77,8 @@ class Listener:
         self._server: _Server | None = None
         self._serving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="front-door", daemon=True)
+        # From then on `/ready` says no, and whoever comes is served nevertheless.
+        self.leaving = False
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -87,8 +89,10 @@ class Listener:
         return self._thread.is_alive()
 
     async def stop(self) -> None:
-        """Accept nothing more, let running requests finish within `drain_s`, and end."""
+        """Say for `leave_s` that it goes, then accept nothing more, finish what runs within `drain_s`, and end."""
         await asyncio.to_thread(self._serving.wait, _START_WAIT_S)
+        self.leaving = True
+        await asyncio.sleep(self._settings.leave_s)
         if self._server:
             self._server.should_exit = True
             await asyncio.to_thread(self._thread.join)

@@ -8,8 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+from front import HOT, settings
+from scripted_pool import SECRET, Pool
+from scripted_upstream import Upstream, answer
 from test_protocol import Connection, echo, free_port
 
+from serve_app.models.replicas import PublishedModel, Replica, set_replicas
+from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
 from serve_app.service_schema import RouterSettings
 
@@ -33,10 +38,10 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def stopping() -> AsyncIterator[tuple[Listener, Any]]:
+async def stopping(leave_s: float = 0, new_app: Any = None) -> AsyncIterator[tuple[Listener, Any]]:
     """A listener, and what opens a connection to it; afterwards it has stopped."""
-    settings = RouterSettings(port=free_port(), drain_s=5)
-    listener = Listener(settings, lambda: app, "test")
+    chosen = RouterSettings(port=free_port(), leave_s=leave_s, drain_s=5)
+    listener = Listener(chosen, lambda: new_app(listener) if new_app else app, "test")
     listener.start()
     async with contextlib.AsyncExitStack() as opened:
 
@@ -44,7 +49,7 @@ async def stopping() -> AsyncIterator[tuple[Listener, Any]]:
             async with asyncio.timeout(10):
                 while True:
                     with contextlib.suppress(ConnectionRefusedError):
-                        reader, writer = await asyncio.open_connection("127.0.0.1", settings.port)
+                        reader, writer = await asyncio.open_connection("127.0.0.1", chosen.port)
                         opened.callback(writer.close)
                         return Connection(reader, writer)
 
@@ -109,4 +114,22 @@ async def test_connections_that_the_kernel_has_accepted_are_answered_too() -> No
         answers = await asyncio.gather(*(said(connection) for connection in waiting))
         assert {status for status, _ in answers} == {200}
         assert (await busy.answer())[0] == 200
+        await stop
+
+
+async def test_until_balancers_have_noticed_it_says_that_it_goes_and_serves_who_comes() -> None:
+    def router(listener: Listener) -> RouterApp:
+        return RouterApp(settings(), {HOT: "Leaving"}, Pool(), "test", leaving=lambda: listener.leaving)
+
+    ready = b"GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    health = ready.replace(b"ready", b"health")
+    async with Upstream(answer(200, {})) as engine, stopping(leave_s=1, new_app=router) as (listener, connect):
+        set_replicas("Leaving", [Replica("r", {HOT: engine.url}, SECRET, {HOT: PublishedModel("awake")}, True)])
+        assert (await said(await connect(), ready))[0] == 200
+        stop = asyncio.create_task(listener.stop())
+        async with asyncio.timeout(10):
+            while (await said(await connect(), ready))[0] == 200:
+                pass
+        assert await said(await connect(), health) == (200, None)
+        assert not stop.done()
         await stop
