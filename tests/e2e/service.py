@@ -132,7 +132,7 @@ class Service:
         program = str(Path(sys.executable).parent / "serve")
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
-            [program, command, "--address", self._dashboard(), *arguments],
+            [program, command, "--address", self.dashboard(), *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -141,7 +141,8 @@ class Service:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def _dashboard(self) -> str:
+    def dashboard(self) -> str:
+        """Where Ray's is, which it says itself."""
         found = re.search(r"dashboard at \S*?(http://[\d.]+:\d+|[\d.]+:\d+)", self.log.read_text())
         assert found, "Ray says where its dashboard is"
         return found[1] if "://" in found[1] else f"http://{found[1]}"

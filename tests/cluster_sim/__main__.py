@@ -1,0 +1,54 @@
+"""Fault drills on a Ray cluster of fake GPU nodes on this machine, under streaming load; prints what clients saw.
+
+python -m tests.cluster_sim
+python -m tests.cluster_sim --drill node --drill deploy --seconds 30 --json run/cluster-sim.json
+
+Exit status 1 where a request met what it must not: see `verdict`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from tests.chaos.report import HEAD
+from tests.cluster_sim.deployment import NODES, Deployed, head
+from tests.cluster_sim.drills import DRILLS, Simulation, end
+from tests.e2e.fake_cluster import fake_cluster
+from tests.unit.redis_server import redis_server
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster_sim", description=__doc__)
+    parser.add_argument("--drill", action="append", choices=DRILLS, help="only this; may be given more than once")
+    parser.add_argument("--seconds", type=float, default=60, help="how long clients stream in a drill, at least (60)")
+    parser.add_argument("--json", type=Path, help="a file for the report, with every request that failed")
+    args = parser.parse_args()
+    names = args.drill or list(DRILLS)
+    with (
+        tempfile.TemporaryDirectory(prefix="sw-redis-") as state,
+        redis_server(Path(state)) as redis,
+        fake_cluster(NODES, head(f"127.0.0.1:{redis.port}")) as cluster,
+    ):
+        service = Deployed(cluster)
+        began = time.monotonic()
+        service.start()
+        print(f"{len(service.nodes())} GPU nodes, and all replicas after {time.monotonic() - began:.0f} s\n\n{HEAD}")
+        simulation = Simulation(cluster, service, args.seconds)
+        for name in names:
+            DRILLS[name](simulation)
+        print(f"\n{end(simulation)}")
+    broken = [promise for result in simulation.results for promise in result["broken_promises"]]
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps({"seconds": args.seconds, "drills": simulation.results}, indent=1) + "\n")
+    print(f"{len(broken)} promises not met" if broken else "every promise was kept")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
