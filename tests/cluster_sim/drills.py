@@ -184,4 +184,5 @@ def end(simulation: Simulation) -> str:
     return f"`serve shutdown`: the last GPU node is gone after {time.monotonic() - began:.0f} s"
 
 
-DRILLS = {"scale": scale, "node": node, "deploy": deploy, "head": head}
+# The head before the deployment: what a new head can still do is seen by that.
+DRILLS = {"scale": scale, "node": node, "head": head, "deploy": deploy}

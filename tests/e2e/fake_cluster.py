@@ -74,7 +74,7 @@ class Snapshot:
 class FakeCluster:
     """A running cluster; `address` is what `serve run --address` takes, in the `environment` given here."""
 
-    def __init__(self, nodes: FakeNodes, head: FakeHead = FakeHead()) -> None:  # frozen
+    def __init__(self, nodes: FakeNodes, head: FakeHead = FakeHead()) -> None:
         # Short: Ray puts sockets below it, and their paths may have 107 characters.
         self.scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
         port = free_port()
