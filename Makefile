@@ -85,7 +85,7 @@ gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free 
 chaos: setup ## kill parts of a running service while clients ask, and print what they saw (not part of test)
 	@$(PY) -m pytest tests/chaos -s --chaos-report run/chaos.md $(ARGS)
 
-cluster-sim: setup ## 3 fake GPU nodes: come for load and go, one killed, the head killed, serve deploy; 7 minutes, not part of test
+cluster-sim: setup ## drills on 3 fake GPU nodes under streaming load: scaling, a node and the head killed, serve deploy (not part of test)
 	@exec $(PY) -m tests.cluster_sim --json run/cluster-sim.json $(ARGS)
 
 load: setup ## Locust against a fresh local service, or make load ARGS='--url http://127.0.0.1:8000 --users 100 --seconds 60'

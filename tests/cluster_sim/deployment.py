@@ -89,6 +89,7 @@ class Deployed(Service):
 
     def start(self, *, wait: bool = True) -> None:
         """Deploy it, and wait until it is ready."""
+        wait_until(self._reached, START_DEADLINE_S, "Ray's dashboard answers")
         self.serve("deploy", str(self.file))
         if wait:
             wait_until(self.complete, START_DEADLINE_S, "all replicas run")
@@ -110,9 +111,18 @@ class Deployed(Service):
         with _direct.open(urllib.request.Request(self.dashboard() + path, headers=token), timeout=10) as answer:
             return dict(json.loads(answer.read()))
 
+    def _reached(self) -> bool:
+        try:
+            return bool(self.ray("/api/version"))
+        except OSError:
+            return False
+
     def nodes(self) -> set[str]:
         """The GPU nodes that Ray has for alive."""
-        found = self.ray("/api/v0/nodes")["data"]["result"]["result"]
+        answer = self.ray("/api/v0/nodes")
+        if not answer["result"]:
+            raise OSError(answer["msg"])
+        found = answer["data"]["result"]["result"]
         return {node["node_id"] for node in found if node["state"] == "ALIVE" and not node["is_head_node"]}
 
     def application(self) -> dict[str, Any]:
