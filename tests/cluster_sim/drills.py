@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from tests.cluster_sim.deployment import HOT, HOT_MAX, HOT_MIN, NODES, ROUTER, D
 from tests.cluster_sim.streams import streams
 from tests.cluster_sim.verdict import Killed, as_json, broken_promises
 from tests.e2e.fake_cluster import FakeCluster, kill
-from tests.e2e.service import wait_until
+from tests.e2e.service import meanwhile, wait_until
 
 HEAL_DEADLINE_S = 180.0
 # What is answered before something is done, and after all is there again.
@@ -25,32 +24,22 @@ _WATCH_S = 0.5
 
 
 class Nodes:
-    """The number of GPU nodes over time, as Ray says; from enter to exit."""
+    """How many GPU nodes there were, one after the other, as Ray says."""
 
     def __init__(self, service: Deployed) -> None:
         self._service = service
-        self.seen: list[int] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
+        self._seen: list[int] = []
 
-    def __enter__(self) -> Nodes:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(_WATCH_S):
-            # Without a head nobody knows.
-            with contextlib.suppress(OSError):
-                count = len(self._service.nodes())
-                if self.seen[-1:] != [count]:
-                    self.seen.append(count)
+    def look(self) -> None:
+        """Look now."""
+        # Without a head nobody knows.
+        with contextlib.suppress(OSError):
+            count = len(self._service.nodes())
+            if self._seen[-1:] != [count]:
+                self._seen.append(count)
 
     def __str__(self) -> str:
-        return " → ".join(map(str, self.seen))
+        return " → ".join(map(str, self._seen))
 
 
 class Simulation:
@@ -65,7 +54,8 @@ class Simulation:
     def act(self, name: str) -> Iterator[tuple[Act, Load, list[Killed]]]:
         """Clients stream for so long, and are answered before and after what is done. It may put down what it kills."""
         act, killed = Act(name), []
-        with Nodes(self.service) as nodes, streams(self.service.base_url) as clients:
+        nodes = Nodes(self.service)
+        with meanwhile(nodes.look, _WATCH_S), streams(self.service.base_url) as clients:
             began = time.monotonic()
             self._calm(clients, began)
             yield act, clients, killed

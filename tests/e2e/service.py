@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,6 +46,24 @@ def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
             return found
         assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
         time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def meanwhile(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Look again and again, in a thread of its own, until the end of the block."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Service:
