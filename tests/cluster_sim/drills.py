@@ -52,11 +52,15 @@ class Simulation:
 
     @contextlib.contextmanager
     def act(self, name: str) -> Iterator[tuple[Act, Load, list[Killed]]]:
-        """Clients stream for so long, and are answered before and after what is done. It may put down what it kills."""
+        """Clients stream for so long, and are answered before and after what is done. It may put down what it kills.
+
+        Until something is done, times count from the begin of the load.
+        """
         act, killed = Act(name), []
         nodes = Nodes(self.service)
         with meanwhile(nodes.look, _WATCH_S), streams(self.service.base_url) as clients:
-            began = time.monotonic()
+            act.strikes()
+            began = act.struck_at
             self._calm(clients, began)
             yield act, clients, killed
             self._calm(clients, time.monotonic())
@@ -92,7 +96,6 @@ def scale(simulation: Simulation) -> None:
     """Nodes come for the service, another one for its load, and that goes when the load ends."""
     service = simulation.service
     with simulation.act("load comes and ends") as (act, _, __):
-        act.strikes()
         simulation.healed(act, lambda: service.complete(HOT_MAX) and len(service.nodes()) == NODES.count)
     ended = time.monotonic()
     wait_until(
