@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import urllib.request
+from collections.abc import Collection
 from typing import Any
 
 import yaml
@@ -132,21 +133,21 @@ class Deployed(Service):
     def placed(self) -> list[Placed]:
         """Its replicas."""
         return [
-            Placed(replica["replica_id"], name, replica["state"], replica["node_id"], replica["pid"])
+            # One that starts has no node and no process yet.
+            Placed(replica["replica_id"], name, replica["state"], replica.get("node_id") or "", replica.get("pid") or 0)
             for name, deployment in self.application().get("deployments", {}).items()
             for replica in deployment["replicas"]
         ]
 
-    def complete(self, hot: int = HOT_MIN) -> bool:
-        """Whether Serve says that it is done, and all replicas run, on nodes that are alive, and answer."""
+    def complete(self, hot: int = HOT_MIN, without: Collection[str] = ()) -> bool:
+        """Whether Serve says that it is done, and all replicas run, on nodes that are alive, and answer; none of these."""
         try:
-            application = self.application()
-            nodes = self.nodes()
+            status, placed, nodes = self.application().get("status"), self.placed(), self.nodes()
         except OSError:
             return False
-        if application.get("status") != "RUNNING":
+        if status != "RUNNING" or any(one.name in without for one in placed):
             return False
-        running = [one.deployment for one in self.placed() if one.state == "RUNNING" and one.node in nodes]
+        running = [one.deployment for one in placed if one.state == "RUNNING" and one.node in nodes]
         counted = {name: running.count(name) for name in (ROUTER, HOT, POOL)}
         return counted[ROUTER] == ROUTERS and counted[HOT] >= hot and counted[POOL] == 1 and self.ready()
 

@@ -111,8 +111,7 @@ def node(simulation: Simulation) -> None:
     """A GPU node dies with its Router, its replicas and their engines."""
     service = simulation.service
     with simulation.act("kill -9 a GPU node") as (act, _, killed):
-        full = lambda: service.complete(HOT_MAX)  # noqa: E731
-        wait_until(full, HEAL_DEADLINE_S, "the load has its replicas")
+        wait_until(lambda: service.complete(HOT_MAX), HEAL_DEADLINE_S, "the load has its replicas")
         replicas = [one for one in service.placed() if one.state == "RUNNING"]
         routers = {one.node: psutil.Process(one.pid) for one in replicas if one.deployment == ROUTER}
         victim, _ = Counter(one.node for one in replicas if one.node in routers).most_common(1)[0]
@@ -129,10 +128,7 @@ def node(simulation: Simulation) -> None:
         }
         kill(processes)
         killed.append(Killed(time.monotonic(), {one.name for one in lost}, spared))
-        gone = {one.name for one in lost}
-        simulation.healed(
-            act, lambda: full() and not gone & {one.name for one in service.placed() if one.state == "RUNNING"}
-        )
+        simulation.healed(act, lambda: service.complete(HOT_MAX, killed[0].replicas))
         act.notes.append(f"it had {', '.join(sorted(one.deployment for one in lost))}")
 
 
@@ -161,9 +157,7 @@ def deploy(simulation: Simulation) -> None:
         before = {one.name for one in service.placed()}
         act.strikes()
         service.change(aliases=["hotter"])
-        simulation.healed(
-            act, lambda: service.complete(HOT_MIN) and not before & {one.name for one in service.placed()}
-        )
+        simulation.healed(act, lambda: service.complete(HOT_MAX, before))
         assert service.request("/v1/models/hotter")[0] == 200
         act.notes.append(f"{len(before)} replicas replaced")
 
