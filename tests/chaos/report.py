@@ -27,6 +27,10 @@ class Act:
         """All is there again."""
         self.healed_s = time.monotonic() - self.struck_at
 
+    def after(self, one: Seen) -> bool:
+        """Whether a request began when all was there again."""
+        return self.healed_s > 0 and one.began > self.struck_at + self.healed_s
+
     @property
     def hurt(self) -> list[Seen]:
         """The requests that did not get their answer."""
@@ -39,7 +43,7 @@ class Act:
 
     def slowest_s(self) -> float:
         """The longest that a whole answer took to a client."""
-        return max(one.ended - one.began for one in self.seen if one.outcome == WHOLE)
+        return max((one.ended - one.began for one in self.seen if one.outcome == WHOLE), default=0.0)
 
     def row(self) -> str:
         """As a line of the report."""

@@ -23,12 +23,12 @@ from tests.unit.redis_server import redis_server
 
 def main() -> int:
     """The command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.cluster_sim", description=__doc__)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m tests.cluster_sim", description=__doc__, formatter_class=raw)
     parser.add_argument("--drill", action="append", choices=DRILLS, help="only this; may be given more than once")
     parser.add_argument("--seconds", type=float, default=60, help="how long clients stream in a drill, at least (60)")
     parser.add_argument("--json", type=Path, help="a file for the report, with every request that failed")
     args = parser.parse_args()
-    names = args.drill or list(DRILLS)
     with (
         tempfile.TemporaryDirectory(prefix="sw-redis-") as state,
         redis_server(Path(state)) as redis,
@@ -39,13 +39,16 @@ def main() -> int:
         service.start()
         print(f"{len(service.nodes())} GPU nodes, and all replicas after {time.monotonic() - began:.0f} s\n\n{HEAD}")
         simulation = Simulation(cluster, service, args.seconds)
-        for name in names:
-            DRILLS[name](simulation)
-        print(f"\n{end(simulation)}")
-    broken = [promise for result in simulation.results for promise in result["broken_promises"]]
+        for drill in (*(DRILLS[name] for name in args.drill or DRILLS), end):
+            try:
+                drill(simulation)
+            except AssertionError as error:
+                simulation.not_met(f"{drill.__name__}: {error}")
+    broken = simulation.broken
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps({"seconds": args.seconds, "drills": simulation.results}, indent=1) + "\n")
+        report = {"seconds": args.seconds, "broken_promises": broken, "drills": simulation.results}
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
     print(f"{len(broken)} promises not met" if broken else "every promise was kept")
     return 1 if broken else 0
 

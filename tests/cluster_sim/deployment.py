@@ -140,7 +140,7 @@ class Deployed(Service):
         ]
 
     def complete(self, hot: int = HOT_MIN, without: Collection[str] = ()) -> bool:
-        """Whether Serve says that it is done, and all replicas run, on nodes that are alive, and answer; none of these."""
+        """Whether Serve says that it is done, and all replicas run, on nodes that are alive, none of them of these."""
         try:
             status, placed, nodes = self.application().get("status"), self.placed(), self.nodes()
         except OSError:

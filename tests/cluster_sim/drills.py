@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import psutil
 
@@ -47,8 +48,8 @@ class Simulation:
 
     def __init__(self, cluster: FakeCluster, service: Deployed, seconds: float) -> None:
         self.cluster, self.service, self._seconds = cluster, service, seconds
-        self.acts: list[Act] = []
-        self.results: list[dict[str, object]] = []
+        self.results: list[dict[str, Any]] = []
+        self.broken: list[str] = []
 
     @contextlib.contextmanager
     def act(self, name: str) -> Iterator[tuple[Act, Load, list[Killed]]]:
@@ -56,31 +57,39 @@ class Simulation:
 
         Until something is done, times count from the begin of the load.
         """
-        act, killed = Act(name), []
+        act, killed, late = Act(name), [], []
         nodes = Nodes(self.service)
         with meanwhile(nodes.look, _WATCH_S), streams(self.service.base_url) as clients:
             act.strikes()
             began = act.struck_at
-            self._calm(clients, began)
-            yield act, clients, killed
-            self._calm(clients, time.monotonic())
-            wait_until(lambda: time.monotonic() - began > self._seconds, self._seconds, "the time is over")
+            try:
+                self._calm(clients, began)
+                yield act, clients, killed
+                self._calm(clients, time.monotonic())
+                wait_until(lambda: time.monotonic() - began > self._seconds, self._seconds, "the time is over")
+            except AssertionError as error:
+                late.append(str(error))
         act.seen = clients.seen
         act.notes.append(f"GPU nodes {nodes}")
-        self._report(act, killed[0] if killed else None)
+        self._report(act, killed[0] if killed else None, late)
 
     def _calm(self, clients: Load, since: float) -> None:
         wait_until(lambda: clients.answered_since(since) >= _CALM, HEAL_DEADLINE_S, "clients are answered")
 
-    def _report(self, act: Act, killed: Killed | None) -> None:
+    def _report(self, act: Act, killed: Killed | None, late: list[str]) -> None:
         records = self.service.records()
         replicas = {one.id: records.get(one.id, {}).get("replica") for one in act.seen}
-        broken = broken_promises(act, killed, replicas)
-        after = sum(1 for one in act.hurt if one.began > act.struck_at + act.healed_s)
-        act.notes.append(f"{after} failed after that")
-        self.acts.append(act)
+        broken = [*late, *broken_promises(act, killed, replicas)]
+        act.notes.append(f"{sum(map(act.after, act.hurt))} failed after that")
         self.results.append(as_json(act, broken, replicas))
-        print(act.row(), *(f"  NOT MET: {promise}" for promise in broken), sep="\n", flush=True)
+        print(act.row(), flush=True)
+        for promise in broken:
+            self.not_met(f"{act.name}: {promise}")
+
+    def not_met(self, promise: str) -> None:
+        """Put down what did not hold."""
+        self.broken.append(promise)
+        print(f"NOT MET: {promise}", flush=True)
 
     def placed(self, deployment: str, state: str = "RUNNING") -> list[Placed]:
         """The replicas of a deployment in this state."""
@@ -103,8 +112,8 @@ def scale(simulation: Simulation) -> None:
         HEAL_DEADLINE_S,
         "the third node goes",
     )
-    act.notes.append(f"{len(service.nodes())} are left {time.monotonic() - ended:.0f} s after the load")
-    print(f"  {act.notes[-1]}", flush=True)
+    simulation.results[-1]["shrunk_s"] = round(time.monotonic() - ended, 1)
+    print(f"{len(service.nodes())} GPU nodes are left {time.monotonic() - ended:.0f} s after the load", flush=True)
 
 
 def node(simulation: Simulation) -> None:
@@ -162,12 +171,12 @@ def deploy(simulation: Simulation) -> None:
         act.notes.append(f"{len(before)} replicas replaced")
 
 
-def end(simulation: Simulation) -> str:
+def end(simulation: Simulation) -> None:
     """Take the service away, and see every GPU node go."""
     began = time.monotonic()
     simulation.service.shutdown()
     wait_until(lambda: not simulation.service.nodes(), HEAL_DEADLINE_S, "all GPU nodes have gone")
-    return f"`serve shutdown`: the last GPU node is gone after {time.monotonic() - began:.0f} s"
+    print(f"`serve shutdown`: the last GPU node is gone after {time.monotonic() - began:.0f} s", flush=True)
 
 
 # The head before the deployment: what a new head can still do is seen by that.

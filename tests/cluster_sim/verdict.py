@@ -36,7 +36,7 @@ def broken_promises(act: Act, killed: Killed | None, replicas: Mapping[str, str 
     """
     found: Counter[str] = Counter()
     for one in act.hurt:
-        if one.began > act.struck_at + act.healed_s:
+        if act.after(one):
             found[f"{met(one)}, after all was there again"] += 1
         elif not one.allowed:
             found[f"{met(one)}, which no client may see"] += 1
@@ -52,7 +52,6 @@ def met(one: Seen) -> str:
 
 def as_json(act: Act, broken: list[str], replicas: Mapping[str, str | None]) -> dict[str, Any]:
     """One drill for a machine to read. Times in seconds since it was done."""
-    healed_at = act.struck_at + act.healed_s
     return {
         "drill": act.name,
         "sent": len(act.seen),
@@ -60,7 +59,7 @@ def as_json(act: Act, broken: list[str], replicas: Mapping[str, str | None]) -> 
         "failed": dict(Counter(met(one) for one in act.hurt)),
         "last_failed_began_s": round(act.last_hurt_s, 2) if act.hurt else None,
         "recovered_s": round(act.healed_s, 1),
-        "failed_after_recovery": sum(1 for one in act.hurt if one.began > healed_at),
+        "failed_after_recovery": sum(map(act.after, act.hurt)),
         "slowest_s": round(act.slowest_s(), 2),
         "notes": act.notes,
         "broken_promises": broken,
