@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -29,6 +31,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60, help="how long clients stream in a drill, at least (60)")
     parser.add_argument("--json", type=Path, help="a file for the report, with every request that failed")
     args = parser.parse_args()
+    # So that nothing is left behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with (
         tempfile.TemporaryDirectory(prefix="sw-redis-") as state,
         redis_server(Path(state)) as redis,

@@ -29,6 +29,9 @@ _BIN = Path(sys.executable).parent
 _HEAD_TYPE = "ray.head.default"
 _HEAD_ID = "f" * 51 + "00000"
 _START_DEADLINE_S = 60
+# A raylet (2.60) ends itself when its dashboard agent takes 15 s to start, as on a machine that is too busy. Kubernetes
+# and systemd start it again.
+_ATTEMPTS = 3
 # Answers each line on stdin with what is there now.
 _OBSERVER = """
 import json, ray, sys
@@ -151,15 +154,19 @@ class FakeCluster:
         """Start the head node, or one in the place of a killed one; GPU nodes come when something asks for them."""
         environment = {**os.environ, **self.environment}
         log = self.scratch / "start.log"
-        with log.open("wb") as output:
-            done = subprocess.run(
-                self._start,
-                env={**environment, **self._head_environment},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=_START_DEADLINE_S,
-            )
+        for _ in range(_ATTEMPTS):
+            with log.open("wb") as output:
+                done = subprocess.run(
+                    self._start,
+                    env={**environment, **self._head_environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=_START_DEADLINE_S,
+                )
+            if done.returncode == 0:
+                break
+            kill(self.of_node(_HEAD_ID))
         assert done.returncode == 0, log.read_text()
         self._observer = subprocess.Popen(
             [sys.executable, "-c", _OBSERVER, self.address],
