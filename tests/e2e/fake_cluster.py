@@ -29,8 +29,8 @@ _BIN = Path(sys.executable).parent
 _HEAD_TYPE = "ray.head.default"
 _HEAD_ID = "f" * 51 + "00000"
 _START_DEADLINE_S = 60
-# A raylet (2.60) ends itself when its dashboard agent takes 15 s to start, as on a machine that is too busy. Kubernetes
-# and systemd start it again.
+# A raylet (2.60) ends itself when its agent takes 15 s to start, as on a busy machine (ray-project/ray#65983).
+# Kubernetes and systemd start it again; so do we, and the autoscaler.
 _ATTEMPTS = 3
 # Answers each line on stdin with what is there now.
 _OBSERVER = """
