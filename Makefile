@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-gateway bench-prefix k8s k8s-check bench-decision bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -135,13 +135,23 @@ sim: setup ## the residency policy and others through simulated days: make sim A
 bench-decision: setup ## what a decision costs: 100 models, 100 rules, and more
 	@$(PY) -m benchmarks.decision $(ARGS)
 
+bench-start: models ## from `serve run` to the first token, and where that time goes
+	@exec $(PY) -m benchmarks.start_up $(ARGS)
+
+bench-scale: setup ## what each replica costs the Router and Serve while nothing is asked
+	@exec $(PY) -m benchmarks.scale $(ARGS)
+
 bench-prefix: models ## what it gains to send a conversation back to the replica that has its beginning
 	@exec $(PY) -m benchmarks.prefix $(ARGS)
+
+bench-one-slot: models ## the router against a llama.cpp server with one slot, as Ollama runs by default
+	@$(call EXTRA,llama)
+	@exec $(PY) -m benchmarks.one_slot $(ARGS)
 
 bench-engine: models ## the router against bare vLLM, same model and settings
 	@exec $(PY) -m benchmarks.engine $(ARGS)
 
-bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick"
+bench-gateway: setup ## what the router costs a request, beside nginx and nothing: ARGS="--profile", ARGS="--quick", ARGS="--viewers 50"
 	@exec $(PY) -m benchmarks.gateway $(ARGS)
 
 clean: ## remove the environments and the caches (fetched models stay)

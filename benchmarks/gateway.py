@@ -5,6 +5,7 @@
     make bench-gateway ARGS="--bare --connections 16 --seconds 1 --profile"   while working on the data path
     make bench-gateway ARGS="--quick"                has it become slower? half a minute of load
     make bench-gateway ARGS="--json out.json"        the raw data, too
+    make bench-gateway ARGS="--viewers 50"           what 50 viewers of /v1/router/events change: `gateway_viewers`
 
 Exit status: 0 what is wanted holds, 1 it does not, 2 it was not measured.
 
@@ -56,6 +57,7 @@ import yaml
 
 from benchmarks.closed_loop import Kind, Load
 from benchmarks.gateway_report import MUST, Result, print_quick, print_report
+from benchmarks.gateway_viewers import compare
 from benchmarks.instant_engine import MODEL
 from benchmarks.loadgen import LoadError
 from benchmarks.processes import ROUTER, Cpu, family, memory_mib, pin, pinned_to, roles
@@ -93,6 +95,8 @@ def main() -> int:
     try:
         with Servers() as servers:
             sides = _start(servers, options)
+            if options.viewers:
+                return 0 if _with_viewers(sides[-1], options) else 1
             if options.quick:
                 return _quick(sides, options)
             results = list(_measure(sides, options))
@@ -119,7 +123,7 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--rounds", type=int, default=3, help="of every cell (default 3)")
+    parser.add_argument("--rounds", type=int, help="of every cell (default 3; with --viewers 9)")
     parser.add_argument("--seconds", type=float, default=4.0, help="of load in each run (default 4)")
     parser.add_argument("--connections", type=int, nargs="+", default=[1, 16, 64], help="default: 1 16 64")
     parser.add_argument("--replica", action="store_true", help="the router's engine runs in a model replica of its own")
@@ -128,11 +132,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--profile", action="store_true", help="py-spy on the Router replica, in runs of their own")
     parser.add_argument("--quick", action="store_true", help="compare CPU per request with the stored ratio")
     parser.add_argument("--store", action="store_true", help="with --quick: store the ratio instead")
+    parser.add_argument("--viewers", type=int, default=0, metavar="N", help="the router with N viewers against none")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw data here")
     options = parser.parse_args()
+    if options.rounds is None:
+        options.rounds = 3 if not options.viewers or options.quick else 9
+    if options.viewers < 0 or (options.viewers and (options.profile or options.store or options.json)):
+        parser.error("--viewers is a number, and goes with none of --profile, --store, --json")
     if options.rounds < 1 or options.seconds <= 0 or min(options.connections) < 1:
         parser.error("rounds, seconds and connections must be more than 0")
-    if options.bare and (options.replica or options.quick):
+    if options.bare and (options.replica or (options.quick and not options.viewers)):
         parser.error(
             "--bare goes with neither --replica nor --quick: there is no replica, and it is not what is shipped"
         )
@@ -159,7 +168,7 @@ def _start(servers: Servers, options: argparse.Namespace) -> list[Side]:
 
     sides = [Side("direct", engine.url, lambda: [], engine_only)]
     pin([os.getpid(), engine.process.pid], other_cores)
-    if options.quick:
+    if options.quick or options.viewers:
         pass
     elif program := shutil.which("nginx", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin"):
         nginx = servers.nginx(program, engine)
@@ -169,7 +178,7 @@ def _start(servers: Servers, options: argparse.Namespace) -> list[Side]:
         _say("nginx is not installed (`apt-get install nginx-light`): it is left out")
     _say("starting the service")
     with tempfile.TemporaryDirectory() as scratch:
-        file = read_file(_deployment(Path(scratch), engine, replica=options.replica))
+        file = read_file(_deployment(Path(scratch), engine, replica=options.replica, viewers=options.viewers))
         router = servers.service(file, _front_door(), bare=options.bare)
     root = router.process.pid
     everything = roles(root)
@@ -218,7 +227,7 @@ def _front_door() -> int | None:
     return None
 
 
-def _deployment(scratch: Path, engine: Server, *, replica: bool) -> Path:
+def _deployment(scratch: Path, engine: Server, *, replica: bool, viewers: int) -> Path:
     """The shipped local deployment with one model, answered by the instant engine or by a scripted one."""
     raw = copy.deepcopy(read_file(REPOSITORY / "deployments" / "local.yaml").raw)
     args = next(app for app in raw["applications"] if app["import_path"] == IMPORT_PATH)["args"]
@@ -228,6 +237,7 @@ def _deployment(scratch: Path, engine: Server, *, replica: bool) -> Path:
     else:
         model |= {"external": {"urls": [engine.url]}}
     args["models"] = [model]
+    args["router"] = {**(args.get("router") or {}), "viewers": max(64, viewers)}
     path = scratch / "gateway.yaml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     return path
@@ -292,6 +302,25 @@ def _profiled(side: Side, kind: Kind) -> Profile:
     recording = Recording(side.gateway()[0], _PROFILE_S - 2)
     _run(side, kind, 16, _PROFILE_S, -1)
     return recording.profile()
+
+
+def _with_viewers(router: Side, options: argparse.Namespace) -> bool:
+    seconds = _QUICK_S if options.quick else options.seconds
+
+    def run(kind: Kind, connections: int, number: int, viewers: list[int]) -> Result:
+        beside = {"viewers": viewers} if viewers else {}
+        side = dataclasses.replace(router, others=lambda: {**router.others(), **beside})
+        result = _run(side, kind, connections, seconds, number)
+        _say(
+            f"{kind.name} at {connections}, {'watched' if viewers else 'alone'}: {result.gateway_ms:.3f} ms CPU,"
+            f" p50 {result.p50_ms:.2f} ms, {result.per_s:.0f}/s, other CPU {result.other_cores:.2f}"
+        )
+        return result
+
+    plain, stream, paced = KINDS
+    busy = ("CPU ms a request", "requests/s", "p50 ms")
+    cells = ((plain, 16, busy), (stream, 16, busy), (paced, 64, ("TTFT p50 ms", "first token to end ms")))
+    return compare(run, router.url, options.viewers, cells, options.rounds)
 
 
 def _quick(sides: Sequence[Side], options: argparse.Namespace) -> int:

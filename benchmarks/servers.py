@@ -140,6 +140,13 @@ class Servers:
         command = [sys.executable, "-m", "benchmarks.instant_engine", "--port", str(port)]
         return self._start("instant engine", command, {}, port, "/health")
 
+    def llama(self, gguf: Path, slots: int) -> Server:
+        """Start llama.cpp's server."""
+        port = next(self._ports)
+        command = [sys.executable, "-m", "benchmarks.llama_server", "--model", str(gguf)]
+        command += ["--port", str(port), "--slots", str(slots)]
+        return self._start("llama.cpp", command, {}, port, "/health")
+
     def nginx(self, program: str, upstream: Server) -> Server:
         """Start nginx as a plain reverse proxy: one worker, kept-alive connections, no buffering, no log."""
         port, scratch = next(self._ports), Path(self._scratch.name) / "nginx"

@@ -227,28 +227,21 @@ _LOCAL = "http://127.0.0.1:8000"
 @app.command()
 def status(
     url: Url = _LOCAL,
-    watch: Annotated[bool, typer.Option("--watch", help="Again every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="As it changes, until Ctrl-C: models and traffic.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="For another program.")] = False,
 ) -> None:
-    """How a running service is: models, states, requests in flight and waiting, KV cache, its configuration."""
-    import time
-
-    from rich.live import Live
-
+    """How a running service is: models, states, requests in flight and waiting, where they run, its traffic."""
     from serve_app.remote import RemoteError
     from serve_app.status import rendered, status_of
+    from serve_app.watch import watch as keep_watching
 
     try:
-        found = status_of(url)
         if json_output:
-            print(found.as_json())
-        elif not watch:
-            _console.print(rendered(found))
+            print(status_of(url).as_json())
+        elif watch:
+            keep_watching(url, _console)
         else:
-            with Live(rendered(found), console=_console, auto_refresh=False) as live:
-                while True:
-                    time.sleep(1)
-                    live.update(rendered(status_of(url)), refresh=True)
+            _console.print(rendered(status_of(url)))
     except RemoteError as error:
         raise _fail(str(error)) from None
     except KeyboardInterrupt:

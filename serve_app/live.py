@@ -38,6 +38,7 @@ LIVE_KEYS: Mapping[str, frozenset[str]] = {
             "hold_s",
             "max_held",
             "max_held_per_model",
+            "viewers",
             "degrade",
             "comment_s",
             "loading_comment_s",

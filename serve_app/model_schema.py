@@ -294,6 +294,13 @@ class Model(Strict):
             raise ValueError("abilities: an engine makes embeddings and scores, or text; not both")
 
     @property
+    def asleep_host_gb(self) -> float:
+        """Host memory that it takes asleep."""
+        if self.sleep.level == 2:
+            return 0.0
+        return self.memory_gb if self.sleep.host_gb is None else self.sleep.host_gb
+
+    @property
     def least_replicas(self) -> int:
         """So many replicas are there whatever the load."""
         return self.autoscaling.min_replicas if self.autoscaling else self.replicas

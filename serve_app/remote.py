@@ -2,50 +2,84 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 _TIMEOUT_S = 30.0
+# The feed says something every 5 s.
+_SILENCE_S = 15.0
 KEY_VARIABLE = "SWITCHYARD_KEY"
 
 
 class RemoteError(Exception):
-    """The service did not answer, or refused. The message is for a person."""
+    """The service did not answer, or refused. The message is for a person; `status`: of a refusal."""
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def ask(url: str, path: str, body: dict[str, Any] | None = None, *, also: Collection[int] = ()) -> dict[str, Any]:
-    """GET, or POST where there is a body. The key, if any, is that of `SWITCHYARD_KEY`: arguments show in `ps`.
+    """GET, or POST where there is a body. `also`: statuses of which the answer is wanted, too. Raises `RemoteError`."""
+    try:
+        with urllib.request.urlopen(_request(url, path, body), timeout=_TIMEOUT_S) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
+    except urllib.error.HTTPError as error:
+        if error.code in also:
+            with contextlib.suppress(ValueError):
+                return dict(json.load(error))
+        raise _refused(error) from None
+    except (OSError, ValueError) as error:
+        raise RemoteError(f"{url}: no answer ({error})") from None
 
-    `also`: statuses of which the answer is wanted, too. Raises `RemoteError`.
+
+def events(url: str, *, once: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The feed of a service, event by event: name and data. `once`: how things are now, and no more.
+
+    Raises `RemoteError`. Where the connection ends it just ends.
     """
+    path = f"/v1/router/events{'?once=true' if once else ''}"
+    try:
+        with urllib.request.urlopen(_request(url, path), timeout=_SILENCE_S) as stream:
+            name = ""
+            for raw in stream:
+                field, _, value = raw.decode().rstrip("\r\n").partition(": ")
+                if field == "event":
+                    name = value
+                elif field == "data":
+                    yield name, json.loads(value)
+    except urllib.error.HTTPError as error:
+        raise _refused(error) from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise RemoteError(f"{url}: no answer ({error})") from None
+
+
+def _request(url: str, path: str, body: dict[str, Any] | None = None) -> urllib.request.Request:
+    """With the key of `SWITCHYARD_KEY`, if there is one: arguments show in `ps`."""
     headers = {"content-type": "application/json"}
     if key := os.environ.get(KEY_VARIABLE):
         headers["authorization"] = f"Bearer {key}"
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url.rstrip("/") + path, data=data, headers=headers)
+    return urllib.request.Request(url.rstrip("/") + path, data=data, headers=headers)
+
+
+def _refused(error: urllib.error.HTTPError) -> RemoteError:
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            answer: dict[str, Any] = json.load(response)
-            return answer
-    except urllib.error.HTTPError as error:
-        try:
-            answer = json.load(error)
-            if error.code in also:
-                return dict(answer)
-            message = answer["error"]["message"]
-        except (ValueError, KeyError, TypeError):
-            message = error.reason
-        raise RemoteError(f"{error.code}: {message}") from None
-    except (OSError, ValueError) as error:
-        raise RemoteError(f"{url}: no answer ({error})") from None
+        message = json.load(error)["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        message = error.reason
+    return RemoteError(f"{error.code}: {message}", error.code)
 
 
 def order(url: str, model: str, what: str) -> str:

@@ -51,6 +51,10 @@ class RouterSettings(Strict):
         1024, description="Requests that wait for a lazy model in one replica; the next is refused with 503."
     )
     max_held_per_model: Annotated[int, Field(ge=1)] = Field(256, description="The same, for one model.")
+    viewers: Annotated[int, Field(ge=0)] = Field(
+        64,
+        description="Connections to /v1/router/events in one replica; the next is refused with 503. 0: there are none.",
+    )
     degrade: Degrade = Degrade()
     comment_s: Annotated[float, Field(gt=0)] = Field(
         15, description="A stream that waits in a queue, or whose engine says nothing, gets a comment this often."

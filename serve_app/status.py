@@ -4,28 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from serve_app.remote import RemoteError, ask
+from serve_app.remote import RemoteError, ask, events
+from serve_app.watch import placed
+from serve_app.watched import Watched
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Status:
-    """What `/ready` and `/v1/models` said. `models`: the cards, without that of `auto`."""
+    """What `/ready`, `/v1/models` and the feed said. `models`: the cards, without that of `auto`.
+
+    `watched`: None where the service has no feed.
+    """
 
     ready: bool
     load_path: str
     policy: str
     refused: str
     models: list[dict[str, Any]]
+    watched: Watched | None = None
 
     def as_json(self) -> str:
         """For another program."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
+        said = dataclasses.asdict(dataclasses.replace(self, watched=None))
+        del said["watched"]
+        if self.watched:
+            said |= dataclasses.asdict(self.watched.rates())
+            said |= {name: self.watched.models[name] for name in ("pool", "nodes")}
+            said["replicas"] = {model["id"]: model["replicas"] for model in self.watched.models["models"]}
+        return json.dumps(said, indent=2)
 
 
 def status_of(url: str) -> Status:
@@ -42,7 +55,20 @@ def status_of(url: str) -> Status:
         policy=config.get("policy", ""),
         refused=config.get("refused") or "",
         models=models,
+        watched=_watched(url),
     )
+
+
+def _watched(url: str) -> Watched | None:
+    watched = Watched()
+    try:
+        for name, data in events(url, once=True):
+            watched.take(name, data)
+    except RemoteError as error:
+        if error.status == 404:
+            return None  # it is switched off, or older than the feed
+        raise
+    return watched
 
 
 def rendered(status: Status) -> RenderableType:
@@ -66,10 +92,22 @@ def rendered(status: Status) -> RenderableType:
             str(card["loads"]),
             str(card["wakes"]),
         )
+    lines = [Text(line) for line in _lines(status.watched)] if status.watched else []
     notes = [Text(f"{card['id']}: {card['failure']}", "red") for card in status.models if card["failure"]]
     if status.refused:
         notes.append(Text(f"The newest configuration is refused, the one before applies:\n{status.refused}", "red"))
-    return Group(head, table, *notes)
+    return Group(head, table, *lines, *notes)
+
+
+def _lines(watched: Watched) -> Iterator[str]:
+    yield from placed(watched.models)
+    rates = watched.rates()
+    said = [f"{rates.requests_per_s:.1f} requests/s", f"{rates.tokens_per_s:.0f} tokens/s"]
+    if times := watched.newest("ttft_ms"):
+        said.append(f"TTFT p50 {times['p50']:.0f} ms")
+    said.append(f"in 15 minutes {watched.count('requests')} requests, {watched.count('failed')} failed")
+    refused = watched.total("refused")
+    yield "traffic: " + ", ".join(said) + (f", {refused.total()} refused" if refused else "")
 
 
 def _state(card: dict[str, Any]) -> str:

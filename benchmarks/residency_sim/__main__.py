@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -77,6 +78,31 @@ def table_of(trace: str, reports: dict[str, Report], took_s: dict[str, float]) -
     return table
 
 
+def means(trace: str, args: argparse.Namespace) -> Table:
+    """Over several days, each with models and requests of its own seed."""
+    table = Table(title=f"{trace}: means of seeds {args.seed} to {args.seed + args.seeds - 1}", title_justify="left")
+    table.add_column("policy", no_wrap=True)
+    for column in ("requests", "cold starts", "wake-ups", "hold p99 s", "refused", "starved"):
+        table.add_column(column, justify="right")
+    for name in args.policy or POLICIES:
+        days = [simulate(name, trace, scene_of(args, args.seed + day), args) for day in range(args.seeds)]
+        table.add_row(
+            name,
+            f"{statistics.fmean(day.arrivals for day in days):.0f}",
+            f"{statistics.fmean(day.cold_starts for day in days):.0f}",
+            f"{statistics.fmean(day.wakes for day in days):.0f}",
+            f"{statistics.fmean(day.hold_s(0.99) for day in days):.1f}",
+            f"{statistics.fmean(day.refused for day in days):.1f}",
+            f"{statistics.fmean(day.starved for day in days):.2f}",
+        )
+    return table
+
+
+def scene_of(args: argparse.Namespace, seed: int) -> Scene:
+    models = pool(args.models, seed, args.idle_unload_s)
+    return Scene(models, args.replicas, args.days * DAY_S, args.rate * args.replicas, args.skew, seed)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.residency_sim", description=__doc__)
     parser.add_argument("--trace", choices=[*TRACES, "all"], default="all")
@@ -92,13 +118,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ageing-s", type=float, default=60.0)
     parser.add_argument("--idle-unload-s", type=float, default=math.inf, help="ours and LRU; default: never")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=1, help="so many, from --seed on: a table of means")
     parser.add_argument("--plot", metavar="FILE", help="write a picture (.svg or .png)")
     args = parser.parse_args(argv)
     if args.days is None:
         args.days = max(0.1, min(1.0, 20 / args.replicas))
 
-    models: list[LazyModel] = pool(args.models, args.seed, args.idle_unload_s)
-    scene = Scene(models, args.replicas, args.days * DAY_S, args.rate * args.replicas, args.skew, args.seed)
+    scene = scene_of(args, args.seed)
+    models: Sequence[LazyModel] = scene.models
     console = Console(width=150)
     console.print(
         f"{args.replicas} replicas of {args.memory_gib:g} GiB (host {args.host_gib:g} GiB), {args.models} models of "
@@ -107,13 +134,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     found: dict[str, dict[str, Report]] = {}
     for trace in TRACES if args.trace == "all" else (args.trace,):
+        if args.seeds > 1:
+            console.print(means(trace, args))
+            continue
         reports, took_s = found.setdefault(trace, {}), {}
         for name in args.policy or POLICIES:
             began = time.perf_counter()
             reports[name] = simulate(name, trace, scene, args)
             took_s[name] = time.perf_counter() - began
         console.print(table_of(trace, reports, took_s))
-    if args.plot:
+    if args.plot and found:
         from benchmarks.residency_sim.plot import draw
 
         draw(found, args.plot)

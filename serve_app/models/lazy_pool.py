@@ -15,7 +15,6 @@ from serve_app.engines.base import EngineKind, EngineSpec
 from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
 from serve_app.live import with_live
-from serve_app.model_schema import Model
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
 from serve_app.residency.events import LazyModel, Limits, Order
@@ -66,7 +65,7 @@ def pool_plan(config: Config) -> PoolPlan:
                 idle_unload_s=model.idle_unload_s,
                 sleeps=config.sleeps(model),
                 asleep_bytes=int(model.sleep.gpu_gb * _GB),
-                host_bytes=int(_asleep_gb(model) * _GB),
+                host_bytes=int(model.asleep_host_gb * _GB),
                 process_bytes=int(config.pool.process_gb * _GB),
                 load_s=model.expected_load_s,
                 wake_s=model.expected_wake_s,
@@ -90,12 +89,6 @@ def pool_plan(config: Config) -> PoolPlan:
         standby=config.pool.standby and any(spec.kind == "vllm" for spec in specs.values()),
         drain_s=config.router.drain_s,
     )
-
-
-def _asleep_gb(model: Model) -> float:
-    if model.sleep.level == 2:
-        return 0.0
-    return model.memory_gb if model.sleep.host_gb is None else model.sleep.host_gb
 
 
 class LazyPool:
@@ -226,6 +219,8 @@ class LazyPool:
             moving=moving,
             used_bytes=used_bytes,
             limit_bytes=limits.memory_bytes,
+            host_used_bytes=host_used_bytes,
+            host_limit_bytes=limits.host_bytes,
             urls={model_id: address.url for model_id, (address, _) in self._ports.items()},
         )
 

@@ -1,14 +1,24 @@
-"""What a replica needs that no node of the cluster has. Pure."""
+"""The nodes of the cluster, and what a replica needs that none of them has. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from serve_app.model_schema import Resources
 
 
-def lacking(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> str:
-    """In words what no node offers; empty where one has it all. `nodes`: each one's resources as Ray names them.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Node:
+    """One node that lives. `resources`: what it offers in all, as Ray names them."""
+
+    id: str
+    name: str
+    resources: Mapping[str, float]
+
+
+def lacking(resources: Resources, nodes: Sequence[Node]) -> str:
+    """In words what no node offers; empty where one has it all.
 
     Whether they are taken just now is not looked at: who waits for those gets them some time.
     """
@@ -21,10 +31,12 @@ def lacking(resources: Resources, nodes: Sequence[Mapping[str, float]]) -> str:
             0.001,
         )
     needed |= {f"{name}: {amount:g}": (name, amount) for name, amount in resources.custom.items()}
-    if any(all(node.get(name, 0) >= amount for name, amount in needed.values()) for node in nodes):
+    if any(all(node.resources.get(name, 0) >= amount for name, amount in needed.values()) for node in nodes):
         return ""
     together = [words for words, (_, amount) in needed.items() if amount]
     alone = [
-        words for words in together if not any(node.get(needed[words][0], 0) >= needed[words][1] for node in nodes)
+        words
+        for words in together
+        if not any(node.resources.get(needed[words][0], 0) >= needed[words][1] for node in nodes)
     ]
     return f"no node of the cluster offers {', '.join(alone) or ' with '.join(together)}"

@@ -55,7 +55,10 @@ class Foreign:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Replica:
-    """One running replica: where its engines listen, the secret they ask for, and what it publishes."""
+    """One running replica: where its engines listen, the secret they ask for, and what it publishes.
+
+    `node`: Ray's id of the node it runs on; empty where that is not known.
+    """
 
     id: str
     urls: Mapping[str, str]
@@ -65,6 +68,9 @@ class Replica:
     used_bytes: int = 0
     limit_bytes: int = 0
     foreign: Foreign | None = None
+    node: str = ""
+    host_used_bytes: int = 0
+    host_limit_bytes: int = 0
 
     def target(self, model: str) -> Target:
         """Its engine of that model."""
@@ -110,6 +116,8 @@ def published(
     moving: bool,
     used_bytes: int = 0,
     limit_bytes: int = 0,
+    host_used_bytes: int = 0,
+    host_limit_bytes: int = 0,
     urls: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a replica publishes again and again (`record_routing_stats`). Models that are not up may be missing.
@@ -121,11 +129,13 @@ def published(
         "moving": moving,
         "used_bytes": used_bytes,
         "limit_bytes": limit_bytes,
+        "host_used_bytes": host_used_bytes,
+        "host_limit_bytes": host_limit_bytes,
         "urls": dict(urls or {}),
     }
 
 
-def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, Any]) -> Replica:
+def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, Any], node: str = "") -> Replica:
     """The typed form of what a replica published. Before the first publication there are no models.
 
     A replica of another version may publish more: what is not known here is passed over.
@@ -138,6 +148,9 @@ def read_replica(replica_id: str, meta: Mapping[str, Any], stats: Mapping[str, A
         moving=stats.get("moving", True),
         used_bytes=stats.get("used_bytes", 0),
         limit_bytes=stats.get("limit_bytes", 0),
+        node=node,
+        host_used_bytes=stats.get("host_used_bytes", 0),
+        host_limit_bytes=stats.get("host_limit_bytes", 0),
     )
 
 

@@ -24,7 +24,9 @@ class TableRouter(RequestRouter):  # type: ignore[misc] # Ray is not typed
         table.set_replicas(
             self._table,
             (
-                table.read_replica(replica.replica_id.unique_id, replica.replica_metadata, replica.routing_stats)
+                table.read_replica(
+                    replica.replica_id.unique_id, replica.replica_metadata, replica.routing_stats, replica.node_id
+                )
                 for replica in replicas
             ),
         )

@@ -100,9 +100,12 @@ class _Slot:
     ordered: bool = False
     may_sleep: bool = True
     ends_after_sleep: bool = False
+    # What an operator wants of it as soon as it is up, unless somebody asks for it meanwhile.
+    then: Order | None = None
 
     def enter(self, stage: Stage, now: float) -> None:
         self.left, self.stage, self.since = self.stage, stage, now
+        self.then = None
         if stage is Stage.FALLING_ASLEEP:
             self.ends_after_sleep = False
         if stage in _RISING:
@@ -329,6 +332,7 @@ class Residency:
         if slot.stage is not Stage.AWAKE:
             slot.line_up(now)
         slot.waiting += 1
+        slot.then = None
         if slot.stage is Stage.AWAKE:
             return self._grant(slot, now)
         self._requeue(slot)
@@ -374,11 +378,14 @@ class Residency:
         return [Grant(slot.model.id)]
 
     def _risen(self, slot: _Slot, now: float) -> list[Action]:
+        then = slot.then
         self._enter(slot, Stage.AWAKE, now)
         slot.last_used = now
         slot.failure, slot.retry_at, slot.ordered = "", 0.0, False
         if not slot.waiting:
             slot.wanted_since = None
+        if then:
+            return [*self._put_away(slot, then, now), *self._make_room(now)]
         return [*self._grant(slot, now), *self._make_room(now)]
 
     def _fallen(self, slot: _Slot, stage: Stage, now: float) -> list[Action]:
@@ -414,6 +421,7 @@ class Residency:
         match order:
             case Order.LOAD | Order.PIN:
                 slot.pinned = slot.pinned or order is Order.PIN
+                slot.then = None
                 if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
                     slot.line_up(now)
                     slot.ordered = True
@@ -434,6 +442,9 @@ class Residency:
         if slot.stage is Stage.LOADING and not slot.waiting and order is Order.UNLOAD:
             self._enter(slot, Stage.UNLOADING, now)
             return [Abandon(model)]
+        if slot.stage in _RISING and not slot.waiting:
+            slot.then = order
+            return []
         slot.ends_after_sleep = slot.stage is Stage.FALLING_ASLEEP and order is Order.UNLOAD
         if slot.waiting or slot.stage not in (Stage.AWAKE, Stage.ASLEEP):
             return []

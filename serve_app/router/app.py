@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import orjson
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from serve_app import log
+from serve_app import __version__, log
 from serve_app.batches.runner import Runner
 from serve_app.catalog import catalog_of
 from serve_app.config import Config
@@ -31,8 +31,11 @@ from serve_app.router.cors import Cors
 from serve_app.router.decider import Decider
 from serve_app.router.dialect import dialect_of
 from serve_app.router.engine_metrics import EngineMetrics
+from serve_app.router.events import PATH as EVENTS
+from serve_app.router.events import About, Feed
 from serve_app.router.explain import Explain, policy_hash
 from serve_app.router.external import Externals
+from serve_app.router.faults import HANDLERS
 from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.gauges import Gauges
@@ -41,9 +44,10 @@ from serve_app.router.lines import Line
 from serve_app.router.model_cards import ModelCards
 from serve_app.router.offline import Offline
 from serve_app.router.openapi import document
+from serve_app.router.overview import Overview
 from serve_app.router.preview import Preview
 from serve_app.router.rates import Rates
-from serve_app.router.record import RECORDED, refused_record, request_id
+from serve_app.router.record import RECORDED, refused_record, request_id, with_request_id
 from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response, json_response
 from serve_app.router.responses import ResponseRoutes, Responses
@@ -56,6 +60,7 @@ from serve_app.scoring.guard import NotReady
 from serve_app.telemetry.audit import Audit
 from serve_app.telemetry.request_metrics import RouterMetrics
 from serve_app.telemetry.tracing import Tracing, tracing_of
+from serve_app.telemetry.traffic import Step, Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -69,9 +74,14 @@ class RouterApp:
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
+<<<<<<< HEAD
     `nodes` tells what the nodes of the cluster offer. `before`: the app of the configuration until now; what has a
     state is taken over from it. `refused` says why a newer configuration was not taken, if one was not; `leaving`
     whether the front door closes soon.
+=======
+    `nodes` tells of the nodes of the cluster; `name`: this replica's. `before`: the app of the configuration until now;
+    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
+>>>>>>> ca39e32a5e356fafa6ceb3691ee25051a7815e10
     """
 
     def __init__(
@@ -83,6 +93,7 @@ class RouterApp:
         *,
         metrics: RouterMetrics | None = None,
         nodes: NodeView = unknown_nodes,
+        name: str = "",
         front_door: bool = True,
         before: RouterApp | None = None,
         refused: Callable[[], str] = lambda: "",
@@ -170,6 +181,15 @@ class RouterApp:
         admin = Admin(self._catalog, self.fleet)
         engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
+        self._traffic: Traffic = before._traffic if before else Traffic(time.time())
+        self._feed = Feed(
+            # Serve waits for its own ingress's requests to end before it stops a replica.
+            config.router.viewers if front_door else 0,
+            About(__version__, self._version, name),
+            Overview(self._catalog, self.fleet, config.pool.resources, lambda name: len(self._lines[name])),
+            self._traffic,
+            self._keys,
+        )
         store = batch_store(config.batches)
         files = FilesApi(store, config.batches, config.router.body_timeout_s)
         batches = BatchesApi(store, config.router.body_timeout_s)
@@ -184,7 +204,7 @@ class RouterApp:
                 self.fleet,
                 self._relay,
                 self._lines,
-                lambda: self._open,
+                lambda: self._open - self._feed.viewers,
                 runner=self._runner,
                 front_door=front_door,
             )
@@ -196,6 +216,7 @@ class RouterApp:
                 Route("/v1/router/preview", Preview(self._decider, explain, config.router), methods=["POST"]),
                 Route("/v1/router/models/{name:path}/{order}", admin.order, methods=["POST"]),
                 Route("/v1/router/metrics", engine_metrics.read),
+                Route(EVENTS, self._feed, methods=["GET"]),
                 Route("/v1/models", cards.list),
                 Route("/v1/models/{name:path}", cards.one),
                 Route("/v1/files", files.create, methods=["POST"]),
@@ -211,7 +232,7 @@ class RouterApp:
                 Route("/health", self.health),
                 Route("/ready", self.ready),
             ],
-            exception_handlers={HTTPException: _http_error, ApiError: _api_error, Exception: _fault},
+            exception_handlers=HANDLERS,
         )
         self._app.router.redirect_slashes = False
         origins = config.security.cors_origins
@@ -235,14 +256,14 @@ class RouterApp:
                 if generates:
                     self._keep(refused_record(scope, own_id, refusal.status, refusal.code))
                 response = error_response(refusal, dialect_of(scope["path"]))
-                await response(scope, receive, _with_request_id(own_id, send))
+                await response(scope, receive, with_request_id(own_id, send))
             elif scope["path"] in self._layered and generates:
                 await self._recorded(scope, receive, send)
             elif generates:
                 # Says its id, keeps its record, and answers for its own faults (`Generate`).
                 await self._engine_apps[scope["path"]](scope, receive, send)
             else:
-                await self._app(scope, receive, _with_request_id(request_id(Headers(scope=scope)), send))
+                await self._app(scope, receive, with_request_id(request_id(Headers(scope=scope)), send))
         finally:
             self._open -= 1
 
@@ -263,21 +284,23 @@ class RouterApp:
             log.fault(logger, error)
             if not status:
                 await error_response(own_fault(), dialect_of(scope["path"]))(
-                    scope, receive, _with_request_id(request_id(Headers(scope=scope)), sending)
+                    scope, receive, with_request_id(request_id(Headers(scope=scope)), sending)
                 )
         finally:
             if not recorded:
                 self._keep(refused_record(scope, own_id, status or 499, None))
 
-    def _keep(self, record: dict[str, Any]) -> None:
-        """What became of a request: for the audit, and for the metrics."""
+    def _keep(self, record: dict[str, Any], steps: Sequence[Step] = ()) -> None:
+        """What became of a request: for the audit, for who watches, and for the metrics."""
         self._audit.write(record)
+        self._traffic.take(record, steps)
         if self._metrics:
             self._metrics.take(record)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         """Why a request is refused before anybody looks what it is for."""
-        if self._open > self._max_open:
+        # Who watches takes nobody's place, and may see that there is none.
+        if self._open - self._feed.viewers > self._max_open and scope["path"] != EVENTS:
             return unavailable("The router is full.", code="overloaded", retry_after_s=1)
         if CALLER in scope:
             return None  # a line of a batch, from inside: no client can set this
@@ -314,6 +337,7 @@ class RouterApp:
         if self._background:
             await asyncio.wait(self._background)
         self._background = []
+        self._feed.close()
         if self._metrics and self._gauges:
             self._metrics.leave(self._gauges)
             self._gauges = None
@@ -363,36 +387,3 @@ class RouterApp:
                 details["models"] = {name: state for name, state in details["models"].items() if name in allowed}
             details["config"] = {"policy": self._version, "refused": self._refused() or None}
         return json_response({"ready": ready, **details}, 200 if ready else 503)
-
-
-def _with_request_id(own_id: str, send: Send) -> Send:
-    name, value = b"x-request-id", own_id.encode()
-
-    async def sending(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*message["headers"], (name, value)]
-        await send(message)
-
-    return sending
-
-
-async def _api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    known = {
-        404: ("No such path. The API is below /v1.", "not_found"),
-        405: ("This path does not take that method.", "method_not_allowed"),
-    }
-    message, code = known.get(error.status_code, ("The request was refused.", "refused"))
-    response = error_response(ApiError(error.status_code, message, code=code), dialect_of(request.url.path))
-    for name, value in (error.headers or {}).items():
-        response.headers[name] = value
-    return response
-
-
-async def _fault(request: Request, error: Exception) -> Response:
-    return error_response(own_fault(), dialect_of(request.url.path))

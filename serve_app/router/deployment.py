@@ -18,6 +18,8 @@ from starlette.types import ASGIApp
 from serve_app import log
 from serve_app.config import Config, ConfigError, deployment_name
 from serve_app.live import with_live
+from serve_app.models.placement import Node
+from serve_app.models.replicas import own_replica_id
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
 from serve_app.router.live import LiveApp
@@ -73,6 +75,7 @@ class Router:
         metrics = RouterMetrics()
         self._flusher = Flusher([metrics.collect], RaySink(ROUTER_METRICS))
         nodes = ClusterNodes()
+        nodes.known()  # has them asked for, so that the first who looks sees them
 
         def new_app(before: RouterApp | None, *, front_door: bool) -> RouterApp:
             config = self._config
@@ -82,7 +85,8 @@ class Router:
                 ServePool(pool[1], config) if pool else NoPool(),
                 identity,
                 metrics=metrics,
-                nodes=nodes.resources,
+                nodes=nodes.known,
+                name=own_replica_id(),
                 front_door=front_door,
                 before=before,
                 refused=lambda: self._refused,
@@ -202,14 +206,14 @@ class ServePool:
 
 
 class ClusterNodes:
-    """What the living nodes offer, asked for in the background where somebody wants to know."""
+    """The living nodes and what they offer, asked for in the background where somebody wants to know."""
 
     def __init__(self) -> None:
-        self._nodes: list[dict[str, float]] | None = None
+        self._nodes: list[Node] | None = None
         self._asked_at = -_NODES_EVERY_S
         self._asking = threading.Lock()
 
-    def resources(self) -> list[dict[str, float]] | None:
+    def known(self) -> list[Node] | None:
         """As last heard; None until then. Returns at once."""
         if time.monotonic() - self._asked_at >= _NODES_EVERY_S and self._asking.acquire(blocking=False):
             self._asked_at = time.monotonic()
@@ -218,7 +222,11 @@ class ClusterNodes:
 
     def _ask(self) -> None:
         try:
-            self._nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            self._nodes = [
+                Node(node["NodeID"], node["NodeManagerHostname"], node["Resources"])
+                for node in ray.nodes()
+                if node["Alive"]
+            ]
         except Exception as error:
             logger.warning("the nodes of the cluster are not known: %s", type(error).__name__)
         finally:

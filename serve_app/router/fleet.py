@@ -15,7 +15,7 @@ from serve_app.catalog import Catalog
 from serve_app.engines.base import EngineLoad
 from serve_app.errors import ApiError, unavailable
 from serve_app.model_schema import Model, Resources
-from serve_app.models.placement import lacking
+from serve_app.models.placement import Node, lacking
 from serve_app.models.replicas import PublishedModel, Replica, Target, choose, known, last_known, replicas_of
 from serve_app.residency.events import Order
 from serve_app.router.cold import ColdStarts, PoolCalls, refusal
@@ -38,7 +38,7 @@ _WARM_PAUSE_S = 5.0
 _POOL_RETRY_AFTER_S = 5.0
 
 
-NodeView = Callable[[], Sequence[Mapping[str, float]] | None]
+NodeView = Callable[[], Sequence[Node] | None]
 
 
 def unknown_nodes() -> None:
@@ -97,7 +97,7 @@ class Fleet:
         self._queued = queued
         self.cold = ColdStarts(pool)
         self._warm_s = warm_s
-        self._nodes = nodes
+        self.nodes = nodes
         self._pool_resources = pool_resources
         self._affine = affine
         self._prefixes = Prefixes()
@@ -111,7 +111,7 @@ class Fleet:
 
     def steps(self, model: Model, texts: Callable[[], Iterable[str]]) -> tuple[int, ...]:
         """Marks of a prompt by which `target` finds a replica that has its beginning; none where there is no choice."""
-        if not self._affine or len(self._replicas(model)) < 2:
+        if not self._affine or len(self.replicas(model)) < 2:
             return ()
         return steps_of(model.id, texts())
 
@@ -126,7 +126,7 @@ class Fleet:
         Of several the one with the fewest requests of ours, less what it has of the prompt; see `affinity`.
         """
         model = self.engine_of(model)
-        here = self._replicas(model) if model.tier == "lazy" else last_known(self._deployments[model.id])
+        here = self.replicas(model) if model.tier == "lazy" else last_known(self._deployments[model.id])
         replicas = [replica for replica in here if model.id in replica.urls]
         awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
         if last := self.cold.last(model.id):
@@ -158,7 +158,8 @@ class Fleet:
         while not told(deployment) and time.monotonic() < self._known_by:  # noqa: ASYNC110 # another thread's
             await asyncio.sleep(_KNOWN_POLL_S)
 
-    def _replicas(self, model: Model) -> tuple[Replica, ...]:
+    def replicas(self, model: Model) -> tuple[Replica, ...]:
+        """The replicas of the deployment that holds the model; for a lazy one those of the pool."""
         return replicas_of(self._deployments[model.id])
 
     def _empty(self, model: Model) -> bool:
@@ -176,7 +177,7 @@ class Fleet:
     def status(self, model: Model) -> PublishedModel:
         """The model over all replicas: its best state, and all its engine's requests in flight."""
         model = self.engine_of(model)
-        states = [replica.models[model.id] for replica in self._replicas(model) if model.id in replica.models]
+        states = [replica.models[model.id] for replica in self.replicas(model) if model.id in replica.models]
         if not states:
             # A lazy model of a pool without a replica is simply not loaded; a resident one is on its way.
             state = "stopped" if model.tier == "lazy" else "loading"
@@ -211,18 +212,18 @@ class Fleet:
             (model.id, replica.target(model.id))
             for model in self._catalog.models.values()
             if not model.base and not model.external
-            for replica in self._replicas(model)
+            for replica in self.replicas(model)
             if model.id in replica.urls and self._awake(replica, model)
         ]
 
     def _sent(self, model: Model) -> int:
-        return sum(self._relay.in_flight[replica.id] for replica in self._replicas(model))
+        return sum(self._relay.in_flight[replica.id] for replica in self.replicas(model))
 
     def shortage(self, model: Model) -> str:
         """Why the model's deployment has no replica, where that is for want of a node that could hold one."""
         model = self.engine_of(model)
-        nodes = self._nodes()
-        if nodes is None or self._replicas(model):
+        nodes = self.nodes()
+        if nodes is None or self.replicas(model):
             return ""
         return lacking(model.resources if model.tier == "resident" else self._pool_resources, nodes)
 
@@ -234,7 +235,7 @@ class Fleet:
         model = self.engine_of(model)
         concerned: list[str | None] = [
             replica.id
-            for replica in self._replicas(model)
+            for replica in self.replicas(model)
             if order is not Order.LOAD and (found := replica.models.get(model.id)) and _concerned(found)
         ]
         problems = []
@@ -261,7 +262,7 @@ class Fleet:
 
     def spread(self, model: Model, full: Collection[str]) -> None:
         """Where another replica of the pool could hold the model too, have it loaded there in the background."""
-        others = [replica for replica in self._replicas(model) if replica.id not in full]
+        others = [replica for replica in self.replicas(model) if replica.id not in full]
         if model.tier == "lazy" and others and model.id not in self._spreading:
             task = asyncio.create_task(self._spread(model, tuple(full)))
             self._spreading[model.id] = task
@@ -289,7 +290,7 @@ class Fleet:
 
     def _usages(self, model: Model) -> list[Usage]:
         usages = []
-        for replica in self._replicas(model):
+        for replica in self.replicas(model):
             if self._awake(replica, model):
                 published = replica.models.get(model.id)
                 in_flight = published.in_flight if published else 0

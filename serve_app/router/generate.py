@@ -152,7 +152,7 @@ class Generate:
         finally:
             scope.setdefault(RECORDED, set()).add(asked.began)
             record = audit_record(PATHS[self._endpoint], asked, reply)
-            self._keep(record)
+            self._keep(record, asked.steps)
             if asked.trace:
                 asked.trace.end(record, asked.steps)
 

@@ -10,6 +10,8 @@ from typing import Any
 from serve_app.residency.events import Order
 from serve_app.router.batches import LONGEST_PAGE as LONGEST_BATCH_PAGE
 from serve_app.router.engine_metrics import EXPOSITION
+from serve_app.router.events import PATH as EVENTS
+from serve_app.router.events import SSE
 from serve_app.router.files import LONGEST_PAGE as LONGEST_FILE_PAGE
 from serve_app.router.openapi_schemas import BYTES, SCHEMAS, TEXT, Schema, ref
 
@@ -19,7 +21,7 @@ def _content(schema: str, kind: str = "application/json") -> Schema:
 
 
 def _answers(schema: str, status: int = 200, *, stream: bool = False) -> Schema:
-    content = _content(schema) | (_content(schema, "text/event-stream") if stream else {})
+    content = _content(schema) | (_content(schema, SSE) if stream else {})
     return {
         str(status): {"description": "The answer.", "content": content},
         "default": {"description": "OpenAI's error form; 429 and 503 say `Retry-After`.", "content": _content("Error")},
@@ -67,6 +69,19 @@ _METRICS: Schema = {
         "summary": "The engines' own metrics (vLLM's) with `model` and `replica`, for Prometheus. For operators.",
         "responses": {
             "200": {"description": "Prometheus' text format.", "content": {EXPOSITION: {"schema": TEXT}}},
+            "default": _answers("Ordered", 202)["default"],
+        },
+    }
+}
+_EVENTS: Schema = {
+    "get": {
+        "summary": "What happens in this Router: models, traffic, the latest requests; no prompts. See docs/ui.md.",
+        "parameters": [_in_query("once", type="boolean", description="The state of now, and no more.")],
+        "responses": {
+            "200": {
+                "description": "Server-sent events: `hello`, `models`, `traffic`, `requests`, `bye`; data is JSON.",
+                "content": {SSE: {"schema": TEXT}},
+            },
             "default": _answers("Ordered", 202)["default"],
         },
     }
@@ -149,6 +164,7 @@ def document(*, keeps: bool) -> Schema:
             "/v1/router/preview": _post("How a chat would be routed; runs nothing.", "ChatRequest", "Decision"),
             "/v1/router/models/{id}/{order}": _ORDER,
             "/v1/router/metrics": _METRICS,
+            EVENTS: _EVENTS,
             "/health": _get("Whether this process answers.", "Health", **_PROBE),
             "/ready": {
                 "get": {

@@ -50,6 +50,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # Of the request that is being answered; others in the same connection wait for it.
         self.left: Callable[[], None] | None = None
         self.writable: Callable[[], None] | None = None
+        self.closing: Callable[[], None] | None = None
+        self.closes = False
         self._send_timer: asyncio.TimerHandle | None = None
         self._leaving = False
         self._leave_timer: asyncio.TimerHandle | None = None
@@ -68,6 +70,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if self.left:
             self.left()
 
+    def shutdown(self) -> None:
+        """The front door closes: an answer that would never end by itself is told."""
+        super().shutdown()
+        self.closes = True
+        if self.closing:
+            self.closing()
+
     @property
     def open(self) -> bool:
         """See `Wire`."""
@@ -75,7 +84,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
 
     def write(self, data: bytes) -> bool:
         """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
-        if self.open:
+        if not self.transport.is_closing():
             self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not self.flow.write_paused
 

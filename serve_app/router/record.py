@@ -6,20 +6,21 @@ import dataclasses
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Scope
+from starlette.types import Message, Scope, Send
 
 from serve_app.router.auth import CALLER, Caller
 from serve_app.router.reply import Reply
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
 from serve_app.service_schema import Anonymous
-from serve_app.telemetry.tracing import Step, Trace
+from serve_app.telemetry.tracing import Trace
+from serve_app.telemetry.traffic import Step
 
-Keep = Callable[[dict[str, Any]], None]
+Keep = Callable[[dict[str, Any], Sequence[Step]], None]
 # In the scope: a set that is no longer empty when the request has its audit record.
 RECORDED = "switchyard.recorded"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -60,6 +61,18 @@ def request_id(headers: Headers) -> str:
     """The client's own id where it is a sane header value, else a new one."""
     given = headers.get("x-request-id", "")
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def with_request_id(own_id: str, send: Send) -> Send:
+    """A `send` whose answers say that id."""
+    name, value = b"x-request-id", own_id.encode()
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (name, value)]
+        await send(message)
+
+    return sending
 
 
 def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:

@@ -162,7 +162,11 @@ class _Passing:
     def take(self, chunk: bytes) -> bytes:
         """What the client gets of it. An error of the engine's is in `fault` then, and nothing follows it."""
         # Were half an event passed on and the engine died, no valid event could follow.
-        self._whole, self._rest = whole, _ = _split(self._rest + chunk if self._rest else chunk)
+        if self._rest or not chunk.endswith(_EVENT_END):
+            whole, self._rest = _split(self._rest + chunk)
+        else:
+            whole = chunk
+        self._whole = whole
         if (fault := whole.find(self._dialect.engine_error)) >= 0:
             self.fault = stream_error(whole[fault:])
             whole = whole[:fault]
@@ -216,8 +220,10 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: W
 async def _pour(chunk: bytes, answer: Answer, reply: Reply, wire: Wire, passing: _Passing, watch: Watch) -> None:
     """Pass on a stream from the engine's socket to the client's, without a task switch for its pieces."""
 
+    write, take = wire.write, passing.take
+
     def sink(data: bytes) -> None:
-        takes_more = reply.write(passing.take(data))
+        takes_more = write(events) if (events := take(data)) else True
         if passing.fault:
             raise passing.fault
         if takes_more:
@@ -248,8 +254,6 @@ async def _first_event(chunks: AsyncIterator[bytes]) -> bytes:
 
 def _split(data: bytes) -> tuple[bytes, bytes]:
     """The whole events, and the beginning of the next one."""
-    if data.endswith(_EVENT_END):
-        return data, b""
     end = data.rfind(_EVENT_END)
     end = end + len(_EVENT_END) if end >= 0 else 0
     return data[:end], data[end:]

@@ -77,11 +77,6 @@ class Reply:
             self._at_boundary = data.endswith(b"\n\n")
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    def write(self, data: bytes) -> bool:
-        """Pass on whole events by the wire. False: the client takes no more for now."""
-        assert self.wire
-        return self.wire.write(data) if data else True
-
     async def comment(self, text: str) -> None:
         """An SSE comment: clients ignore it, and whatever stands between sees that the stream lives."""
         await self.start_stream()

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
 import time
 from typing import Any
 
+# In every event that says what the answer cost, and in no other of vLLM's. An answer's text cannot hold it: its
+# quotes are escaped.
+_KEY = b'"usage":'
 _USAGE = b'"usage":{'
 # As servers that are not ours may write it.
 _SPACED_USAGE = b'"usage": {'
-# vLLM's last event before [DONE] where the usage is asked for. An answer's text cannot hold it: its quotes are escaped.
+# vLLM's last event before [DONE] where the usage is asked for.
 _USAGE_EVENT = b'"choices":[]'
 # The same of the Responses API; there it is part of an event that clients need.
 _RESPONSE_EVENT = b'"type":"response.completed"'
 # And of the Messages API, which says why it ended there, too.
 _MESSAGES_EVENT = b'"type":"message_delta"'
 _END = b"\n\n"
-_TAIL_BYTES = 2048
+# A stream ends with why it ended, what it cost and a mark, each perhaps in a piece of its own.
+_TAIL_PIECES = 8
 _FINISH = re.compile(rb'"finish_reason": ?"([a-z_]{1,32})"')
 # How vLLM's answer of /tokenize begins.
 _COUNT = re.compile(rb'\{"count":(\d{1,9}),"max_model_len":')
@@ -42,7 +47,7 @@ class Tally:
     first_at: float | None = None
     finish: str = ""
     replica: str = ""
-    _tail: bytes = b""
+    _tail: collections.deque[bytes] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=_TAIL_PIECES))
 
     @property
     def total(self) -> int:
@@ -53,7 +58,9 @@ class Tally:
         """Look at whole events of a stream; returns what the client is to get of them."""
         if self.first_at is None:
             self.first_at = time.monotonic()
-        self._tail = data[-_TAIL_BYTES:] if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
+        self._tail.append(data)
+        if _KEY not in data:
+            return data
         if _RESPONSE_EVENT in data or _MESSAGES_EVENT in data:
             self._read(data)
         if _USAGE_EVENT not in data:
@@ -71,13 +78,14 @@ class Tally:
             # Tokenizing runs no model, and so has no usage; what it went through is counted all the same.
             found = _COUNT.match(body)
             self.prompt = int(found[1]) if found else self.given
-        self._tail = body
+        self._tail.append(body)
 
     def over(self) -> None:
         """The answer has ended."""
-        if found := _FINISH.findall(self._tail) or _STOP.findall(self._tail):
+        tail = b"".join(self._tail)
+        if found := _FINISH.findall(tail) or _STOP.findall(tail):
             self.finish = found[-1].decode()
-        self._tail = b""
+        self._tail.clear()
 
     def _read(self, data: bytes) -> None:
         at = data.rfind(_USAGE)

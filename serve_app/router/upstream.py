@@ -259,7 +259,9 @@ class Answer(asyncio.Protocol):
 
     def _taken(self) -> bytes:
         parts = self._parts
-        whole = parts[0] if len(parts) == 1 else b"".join(parts)
+        if len(parts) == 1:
+            return parts.pop()
+        whole = b"".join(parts)
         parts.clear()
         return whole
 

@@ -14,10 +14,15 @@ class Wire(Protocol):
 
     left: Callable[[], None] | None
     writable: Callable[[], None] | None
+    closing: Callable[[], None] | None
+    closes: bool
 
     @property
     def open(self) -> bool:
-        """Whether the client is still there. When it leaves, `left` is called."""
+        """Whether the client is still there. When it leaves, `left` is called.
+
+        `closing` is called when the front door closes and waits for answers to end; from then on it `closes`.
+        """
 
     def write(self, data: bytes) -> bool:
         """Send a piece of the body. False: the client takes no more for now; `writable` is called when it does."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from serve_app.telemetry import metric_table as table
 from serve_app.telemetry.meters import Meters
+from serve_app.telemetry.traffic import CODE, tpot_ms
 
 # More than that between two flushes is not counted.
 _MOST_RECORDS = 100_000
-# Codes are ours or vLLM's, words all of them; should one ever be something else, it is not to become a label.
-_CODE = re.compile(r"[a-z][a-z0-9_]{0,47}")
 
 Look = Callable[[Meters], None]
 
@@ -61,7 +59,7 @@ def count_request(record: Mapping[str, Any], meters: Meters) -> None:
     meters.add(table.REQUESTS, (record["path"], model, str(status)))
     error = record["error"]
     if error or status >= 400:
-        meters.add(table.REFUSALS, (model, error if error and _CODE.fullmatch(error) else "other"))
+        meters.add(table.REFUSALS, (model, error if error and CODE.fullmatch(error) else "other"))
     for kind in ("prompt", "completion", "reasoning", "cached"):
         meters.add(table.TOKENS, (record["key"], model, kind), record[f"{kind}_tokens"])
     if record["batch"]:
@@ -97,6 +95,5 @@ def _observe_times(record: Mapping[str, Any], model: tuple[str], meters: Meters)
     if record["error"]:
         return  # it ended sooner than it would have
     meters.observe(table.REQUEST, model, record["total_ms"] / 1000)
-    if record["stream"] and record["completion_tokens"] > 1:
-        seconds = (record["total_ms"] - first) / 1000
-        meters.observe(table.TPOT, model, seconds / (record["completion_tokens"] - 1))
+    if (between := tpot_ms(record)) is not None:
+        meters.observe(table.TPOT, model, between / 1000)

@@ -22,10 +22,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.datastructures import Headers
 
 from serve_app.service_schema import Telemetry
+from serve_app.telemetry.traffic import Step
 
 Carrier = MutableMapping[str, str]
-# A part of a request's way: its name, and when it began and ended (`time.monotonic`).
-Step = tuple[str, float, float]
 
 # Not the one that is set globally, which passes on whatever a client writes into `baggage` too.
 _TRACE_CONTEXT = TraceContextTextMapPropagator()

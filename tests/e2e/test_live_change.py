@@ -29,6 +29,9 @@ def key_of(name: str, **more: Any) -> dict[str, Any]:
     return {"id": name, "sha256": hashlib.sha256(f"{name}-key".encode()).hexdigest(), **more}
 
 
+STEADY = key_of("steady", admin=True)
+
+
 def as_(name: str) -> dict[str, str]:
     return {"authorization": f"Bearer {name}-key"}
 
@@ -45,7 +48,7 @@ def service() -> Iterator[Service]:
     with running(
         [resident("hot"), resident("other")],
         pool={"standby": False, "memory_gb": 4},
-        security={"keys": [key_of("steady"), key_of("second")]},
+        security={"keys": [STEADY, key_of("second")]},
     ) as service:
         yield service
 
@@ -115,11 +118,11 @@ def test_live_changes_drop_no_request_and_restart_no_engine(service: Service) ->
         deploy(live)
         assert ask("auto", "a poem")[1]["x-router-rule"] == "poems"
         # A key, and another one gone.
-        live["security"] = {"keys": [key_of("steady"), key_of("third")]}
+        live["security"] = {"keys": [STEADY, key_of("third")]}
         deploy(live)
         assert (ask("hot", key="third")[0], ask("hot", key="second")[0]) == (200, 401)
         # Limits, of a key and of a model.
-        live["security"] = {"keys": [key_of("steady"), key_of("third", requests_per_minute=1)]}
+        live["security"] = {"keys": [STEADY, key_of("third", requests_per_minute=1)]}
         live["models"] = [{"id": "other", "max_prompt_tokens": 40}]
         deploy(live)
         assert [ask("hot", key="third")[0] for _ in range(2)] == [200, 429]
@@ -188,6 +191,9 @@ def test_status_shows_what_runs(service: Service) -> None:
     assert "hot" in shown.stdout
     found = json.loads(subprocess.check_output([*command, "--json"], env=environment, timeout=60))
     assert {model["id"]: model["state"] for model in found["models"]}["hot"] == "awake"
+    (node,) = found["nodes"]
+    assert [replica["node"] for replica in found["replicas"]["hot"]] == [node["id"]]
+    assert f"nodes: {node['name']}" in shown.stdout
     refused = subprocess.run(
         command, env={**environment, "SWITCHYARD_KEY": "no-key"}, capture_output=True, text=True, timeout=60
     )

@@ -29,6 +29,7 @@ from serve_app.residency.events import (
     Stage,
     StillBusy,
     Unload,
+    Unloaded,
     Unwanted,
     Wake,
     WakeFailed,
@@ -60,6 +61,9 @@ class Queue(Watch):
         self.since: dict[str, float] = {}
         self.left_at: dict[str, float] = {}
         self.ordered: set[str] = set()
+        # Told to go while they fall asleep or come up: they go when they have, if nobody asks for them meanwhile.
+        self.told: set[str] = set()
+        self.due = ""
 
     def claimed(self, name: str) -> bool:
         return bool(self.w.waiting[name]) or name in self.ordered
@@ -74,6 +78,7 @@ class Queue(Watch):
         self.since.pop(name, None)
 
     def hears(self, event: Event) -> None:
+        self._hears_orders(event)
         match event:
             case Wanted(name) if self.w.stage(name) is not Stage.AWAKE:
                 self._lines_up(name, self.w.waiting[name] > 1 or name in self.ordered)
@@ -90,6 +95,25 @@ class Queue(Watch):
                 self._served(name)
             case Woken(name) | StillBusy(name):
                 self._served(name)
+
+    def _hears_orders(self, event: Event) -> None:
+        self.due = ""
+        match event:
+            case Ordered(name, Order.SLEEP | Order.UNLOAD) if self.w.stage(name) in RISING and not self.w.waiting[name]:
+                self.told.add(name)
+            case Ordered(name, Order.UNLOAD) if self.w.stage(name) is Stage.FALLING_ASLEEP:
+                self.told.add(name)
+            case Ordered(name, Order.SLEEP | Order.LOAD | Order.PIN) | Wanted(name):
+                self.told.discard(name)
+            case Slept(name) | Loaded(name) | Woken(name) if name in self.told:
+                self.told.remove(name)
+                self.due = name
+            case LoadFailed(name) | Unloaded(name):
+                self.told.discard(name)
+
+    def asked_for(self, event: Event, action: Action) -> bool:
+        """An operator has asked for it, or the engine neither sleeps nor answers and has to go."""
+        return action.model == self.due or (isinstance(event, Ordered | SleepFailed) and event.model == action.model)
 
     def decided(self, event: Event, actions: list[Action]) -> None:
         for action in actions:
@@ -109,11 +133,6 @@ class Queue(Watch):
 
     def aged(self, name: str) -> bool:
         return self.w.now - self.since[name] >= self.w.limits.ageing_s
-
-
-def asked_for(event: Event, action: Action) -> bool:
-    """An operator has asked for it, or the engine neither sleeps nor answers and has to go."""
-    return isinstance(event, Ordered | SleepFailed) and event.model == action.model
 
 
 @always
@@ -163,7 +182,7 @@ class NothingInUseGoes(Queue):
                 assert self.aged(self.in_order()[0]), "waited for, and no aged one waits before it"
                 continue
             assert not self.w.waiting[name], "a request waits for it"
-            if asked_for(event, action):
+            if self.asked_for(event, action):
                 continue
             assert name not in self.ordered, "an operator waits for it"
             assert name not in self.pinned, "it is pinned"
@@ -196,8 +215,6 @@ class Purposeful(Queue):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.used_at: dict[str, float] = {}
-        # Told to go while they fall asleep: they go when they sleep.
-        self.told: set[str] = set()
 
     def hears(self, event: Event) -> None:
         super().hears(event)
@@ -206,10 +223,6 @@ class Purposeful(Queue):
                 self.used_at[name] = self.w.now
             case Ordered(name, Order.LOAD | Order.PIN):
                 self.used_at[name] = self.w.now
-            case Ordered(name, Order.UNLOAD) if self.w.stage(name) is Stage.FALLING_ASLEEP:
-                self.told.add(name)
-            case Ordered(name, Order.SLEEP):
-                self.told.discard(name)
 
     def decided(self, event: Event, actions: list[Action]) -> None:
         super().decided(event, actions)
@@ -219,13 +232,8 @@ class Purposeful(Queue):
         made_room = [
             action
             for action in actions
-            if isinstance(action, GOES)
-            and not asked_for(event, action)
-            and not self._idle_for_long(action)
-            and not (event == Slept(action.model) and action.model in self.told)
+            if isinstance(action, GOES) and not self.asked_for(event, action) and not self._idle_for_long(action)
         ]
-        if isinstance(event, Slept):
-            self.told.discard(event.model)
         over = self.w.policy.used_bytes() > self.w.limits.memory_bytes
         if not made_room or over:
             return
@@ -427,7 +435,7 @@ class Forlorn(Queue):
     def decided(self, event: Event, actions: list[Action]) -> None:
         super().decided(event, actions)
         for action in actions:
-            if isinstance(action, Abandon) and not asked_for(event, action):
+            if isinstance(action, Abandon) and not self.asked_for(event, action):
                 assert not self.claimed(action.model), "somebody waits for it"
                 gone_s = self.w.now - self.left_at.get(action.model, -1e9)
                 assert gone_s >= self.w.limits.grace_s, "who wanted it has only just left"

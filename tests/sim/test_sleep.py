@@ -289,6 +289,25 @@ def test_model_told_to_go_while_it_falls_asleep_is_stopped_when_it_sleeps() -> N
     assert w.stage("a") is Stage.ASLEEP
 
 
+def test_model_told_to_sleep_while_it_loads_sleeps_when_it_is_up_unless_it_is_wanted_by_then() -> None:
+    w = world(sleeper("a"), host_bytes=10)
+    w.order("a", Order.LOAD)
+    w.order("a", Order.SLEEP)
+    w.run(5)
+    assert w.stage("a") is Stage.ASLEEP
+    w.order("a", Order.LOAD)
+    w.order("a", Order.UNLOAD)
+    w.want("a")
+    w.run(5)
+    assert (w.stage("a"), w.waiting["a"]) == (Stage.AWAKE, 0)
+    w.order("a", Order.SLEEP)
+    w.run(1)
+    w.order("a", Order.LOAD)
+    w.order("a", Order.UNLOAD)
+    w.run(5)
+    assert w.stage("a") is Stage.STOPPED
+
+
 def test_ordered_sleep_of_a_model_that_cannot_sleep_is_an_unload() -> None:
     w = awake(world(), "a")
     w.order("a", Order.SLEEP)

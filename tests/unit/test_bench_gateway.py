@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 
 import pytest
+from front import DONE
+from front_door import front_doors
 
 from benchmarks.closed_loop import Kind, Load
-from benchmarks.gateway_report import print_quick
+from benchmarks.gateway_report import Result, print_quick
+from benchmarks.gateway_viewers import compare, watching, worse
 from benchmarks.instant_engine import Connection
 from benchmarks.loadgen import LoadError
 from benchmarks.profile import summed
@@ -116,3 +120,72 @@ def test_a_sample_belongs_to_the_innermost_stage_of_its_stack() -> None:
         "uvicorn (server)": 0.1,
         "other threads (Ray Serve, audit)": 0.1,
     }
+
+
+@pytest.mark.parametrize(
+    ("figure", "ratio", "found"),
+    [
+        ("CPU ms a request", 1.029, False),
+        ("CPU ms a request", 1.031, True),
+        ("CPU ms a request", 0.5, False),
+        ("requests/s", 0.971, False),
+        ("requests/s", 0.969, True),
+        ("requests/s", 2.0, False),
+    ],
+)
+def test_viewers_may_change_three_percent_for_the_worse(figure: str, ratio: float, found: bool) -> None:
+    assert worse(figure, ratio) == found
+
+
+def result(gateway_ms: float) -> Result:
+    return Result(
+        side="router",
+        kind="plain",
+        connections=16,
+        round=0,
+        replies=1,
+        errors={},
+        per_s=1000.0,
+        gateway_ms=gateway_ms,
+        cpu_ms={},
+        p50_ms=3.0,
+        p99_ms=4.0,
+        ttft_p50_ms=3.0,
+        span_p50_ms=1.0,
+        worst_gap_ms=0.0,
+        longest_gap_ms=0.0,
+        rss_mib=0.0,
+        peak_rss_mib=0.0,
+        gateway_cores=0.5,
+        other_cores=0.0,
+    )
+
+
+@pytest.mark.parametrize(("watched_ms", "holds"), [(0.202, True), (0.21, False)])
+async def test_runs_with_viewers_are_held_against_their_neighbours_without(
+    watched_ms: float, holds: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def run(kind: Kind, connections: int, number: int, viewers: list[int]) -> Result:
+        deadline = time.monotonic() + 5
+        while door.app._feed.viewers != len(viewers) * 5 and time.monotonic() < deadline:
+            time.sleep(0.01)  # those of the last run are on their way out
+        seen.append((number, door.app._feed.viewers))
+        return result(watched_ms if viewers else 0.2)
+
+    cells = [(PLAIN, 16, ("CPU ms a request", "requests/s"))]
+    async with front_doors(DONE) as ((door,), _):
+        assert await asyncio.to_thread(compare, run, door.base_url, 5, cells, 2) == holds
+    assert seen == [(-1, 0), (-1, 5), (0, 5), (0, 0), (1, 0), (1, 5)]
+    assert ("PASS" if holds else "FAIL") in capsys.readouterr().out.splitlines()[-1]
+
+
+async def test_viewers_that_are_not_let_in_are_no_measurement() -> None:
+    def watch(url: str) -> None:
+        with watching(url, 3):
+            pass
+
+    async with front_doors(DONE, router={"viewers": 2}) as ((door,), _):
+        with pytest.raises(LoadError):
+            await asyncio.to_thread(watch, door.base_url)

@@ -84,6 +84,7 @@ PURE = [
     *((f"serve_app.sizing.{name}", PACKAGE / "sizing" / f"{name}.py") for name in SIZING),
     ("serve_app.batches.plan", PACKAGE / "batches" / "plan.py"),
     ("serve_app.batches.state", PACKAGE / "batches" / "state.py"),
+    ("serve_app.telemetry.traffic", PACKAGE / "telemetry" / "traffic.py"),
 ]
 
 

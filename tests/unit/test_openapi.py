@@ -159,7 +159,9 @@ async def asked(app: RouterApp, path: str, method: str, **more: Any) -> Call:
             form = httpx.Request("POST", "http://router", data=fields, files={"file": ("in.jsonl", body["file"])})
             body, headers = form.read(), {"content-type": form.headers["content-type"]}
     filled = re.sub(r"{(id|file_id|batch_id)}", more.get("name", LAZY), path).replace("{order}", "load")
-    return await Call(app, body, path=filled, method=method.upper(), headers=headers).done()
+    # The feed does not end by itself.
+    query = "once=true" if path == "/v1/router/events" else ""
+    return await Call(app, body, path=filled, query=query, method=method.upper(), headers=headers).done()
 
 
 async def names_for(app: RouterApp, path: str) -> list[str]:

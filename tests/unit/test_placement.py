@@ -12,13 +12,13 @@ from test_relay import COLD, HOT, body, config, empty_tables, hot_replicas
 
 from serve_app.config import Config
 from serve_app.model_schema import Resources
-from serve_app.models.placement import lacking
+from serve_app.models.placement import Node, lacking
 from serve_app.models.replicas import set_replicas
 from serve_app.router.app import RouterApp
 
 __all__ = ["empty_tables"]
-CPU_NODE = {"CPU": 16.0, "memory": 1e10}
-H100_NODE = {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0, "spot": 1.0}
+CPU_NODE = Node("1", "cpu", {"CPU": 16.0, "memory": 1e10})
+H100_NODE = Node("2", "gpu", {"CPU": 8.0, "GPU": 2.0, "accelerator_type:H100": 1.0, "spot": 1.0})
 A10G: dict[str, Any] = {"num_cpus": 1, "num_gpus": 1, "accelerator_type": "A10G"}
 
 
