@@ -74,14 +74,9 @@ class RouterApp:
 
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
-<<<<<<< HEAD
-    `nodes` tells what the nodes of the cluster offer. `before`: the app of the configuration until now; what has a
-    state is taken over from it. `refused` says why a newer configuration was not taken, if one was not; `leaving`
-    whether the front door closes soon.
-=======
     `nodes` tells of the nodes of the cluster; `name`: this replica's. `before`: the app of the configuration until now;
-    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
->>>>>>> ca39e32a5e356fafa6ceb3691ee25051a7815e10
+    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not;
+    `leaving` whether the front door closes soon.
     """
 
     def __init__(

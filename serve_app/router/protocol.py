@@ -53,7 +53,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.closing: Callable[[], None] | None = None
         self.closes = False
         self._send_timer: asyncio.TimerHandle | None = None
-        self._leaving = False
         self._leave_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -69,13 +68,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         if self.left:
             self.left()
-
-    def shutdown(self) -> None:
-        """The front door closes: an answer that would never end by itself is told."""
-        super().shutdown()
-        self.closes = True
-        if self.closing:
-            self.closing()
 
     @property
     def open(self) -> bool:
@@ -145,7 +137,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if not self._ignored_upgrade:
             super().on_headers_complete()
             self.scope[WIRE] = self  # type: ignore[literal-required]
-            if self._leaving:
+            if self.closes:
                 self._stop_leave_timer()
                 self.cycle.keep_alive = False
 
@@ -166,16 +158,21 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer is out; what its headers promised of the connection is kept for a moment more."""
         super().on_response_complete()
-        if self._leaving and self.cycle.response_complete and not self.transport.is_closing():
+        if self.closes and self.cycle.response_complete and not self.transport.is_closing():
             self._leave_soon()
 
     def shutdown(self) -> None:
-        """The listener stops: the next answer ends the connection and says so, or a moment without a request does."""
-        self._leaving = True
+        """The front door closes: the next answer ends the connection and says so, or a moment without a request does.
+
+        An answer that would never end by itself is told.
+        """
+        self.closes = True
         if self.cycle is None or self.cycle.response_complete:
             self._leave_soon()
         elif not self.cycle.response_started:
             self.cycle.keep_alive = False
+        if self.closing:
+            self.closing()
 
     def _leave_soon(self) -> None:
         self._leave_timer = self.loop.call_later(_LEAVE_S, self.transport.close)
