@@ -94,7 +94,10 @@ class FakeCluster:
             "PYTHONPATH": str(REPOSITORY),
             MARK: self.scratch.name,
         }
-        self._head_environment = {NODE: _HEAD_ID} | ({"RAY_REDIS_ADDRESS": head.redis} if head.redis else {})
+        # By the name of its type, as KubeRay gives it, the autoscaler of a new head knows the old one.
+        self._head_environment = {NODE: _HEAD_ID, "RAY_NODE_TYPE_NAME": _HEAD_TYPE} | (
+            {"RAY_REDIS_ADDRESS": head.redis} if head.redis else {}
+        )
         dashboard_port = free_port() if head.dashboard else 0
         self.dashboard = f"http://127.0.0.1:{dashboard_port}" if head.dashboard else ""
         (self.scratch / "nodes").mkdir()

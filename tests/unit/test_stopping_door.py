@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging.handlers
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -133,3 +134,12 @@ async def test_until_balancers_have_noticed_it_says_that_it_goes_and_serves_who_
         assert await said(await connect(), health) == (200, None)
         assert not stop.done()
         await stop
+
+
+async def test_a_listener_leaves_the_logging_of_its_process_alone() -> None:
+    """Serve asks a replica's buffering handler for its file, when the controller comes back on a new head."""
+    target = logging.NullHandler()
+    buffering = logging.handlers.MemoryHandler(10, target=target)
+    async with stopping() as (_, connect):
+        assert (await said(await connect()))[0] == 200
+        assert buffering.target is target
