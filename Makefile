@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free 
 
 chaos: setup ## kill parts of a running service while clients ask, and print what they saw (not part of test)
 	@$(PY) -m pytest tests/chaos -s --chaos-report run/chaos.md $(ARGS)
+
+cluster-sim: setup ## drills on 3 fake GPU nodes under streaming load: scaling, a node and the head killed, serve deploy (not part of test)
+	@exec $(PY) -m tests.cluster_sim --json run/cluster-sim.json $(ARGS)
 
 load: setup ## Locust against a fresh local service, or make load ARGS='--url http://127.0.0.1:8000 --users 100 --seconds 60'
 	@$(call EXTRA,load)

@@ -77,7 +77,8 @@ class RouterApp:
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
     `nodes` tells of the nodes of the cluster; `name`: this replica's. `before`: the app of the configuration until now;
-    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
+    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not;
+    `leaving` whether the front door closes soon.
     """
 
     def __init__(
@@ -93,10 +94,11 @@ class RouterApp:
         front_door: bool = True,
         before: RouterApp | None = None,
         refused: Callable[[], str] = lambda: "",
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
         self._front_door = front_door
-        self._refused = refused
+        self._refused, self._leaving = refused, leaving
         self._version = policy_hash(config)
         self._took_over = before is not None
         self._background: list[asyncio.Task[None]] = []
@@ -372,6 +374,7 @@ class RouterApp:
     async def ready(self, request: Request) -> Response:
         """Whether requests to the resident models would be answered now, and loads go on."""
         ready, details = await self.fleet.readiness()
+        ready = ready and not self._leaving()
         try:
             allowed = self._keys.caller(request.headers).models
         except ApiError:

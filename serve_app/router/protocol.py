@@ -11,6 +11,7 @@
 - There are only so many at once (`ConnectionLimit`).
 - To HTTP/1.0, which nginx speaks unless told otherwise, no stream is chunked: it ends with its connection.
 - What cannot be parsed is refused in OpenAI's shape.
+- When the listener stops, a connection that looks idle is not closed at once: its client may just be sending.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
 """
@@ -36,6 +37,8 @@ SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _CONTINUE = b"HTTP/1.1 100 "
+# Longer than a request is on its way to us, over oceans too.
+_LEAVE_S = 1.0
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 _FULL_RETRY_AFTER_S = 1.0
@@ -87,6 +90,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.closing: Callable[[], None] | None = None
         self.closes = False
         self._send_timer: asyncio.TimerHandle | None = None
+        self._leave_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -107,6 +111,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_send_timer()
         self._limit.closed(self)
+        self._stop_leave_timer()
         super().connection_lost(exc)
         if self.left:
             self.left()
@@ -114,20 +119,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def close_idle(self) -> None:
         """See `Closable`."""
         self.transport.close()
-
-    def on_response_complete(self) -> None:
-        """An answer is written; another request may wait behind it."""
-        waits = bool(self.pipeline)
-        super().on_response_complete()
-        if not waits and not self.transport.is_closing():
-            self._limit.idle(self)
-
-    def shutdown(self) -> None:
-        """The front door closes: an answer that would never end by itself is told."""
-        super().shutdown()
-        self.closes = True
-        if self.closing:
-            self.closing()
 
     @property
     def open(self) -> bool:
@@ -201,6 +192,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
             if self.scope["http_version"] == "1.0":
                 self._chunks = False
                 self.cycle.transport = _Unchunked(self.transport)  # type: ignore[assignment]
+            if self.closes:
+                self._stop_leave_timer()
+                self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""
@@ -215,6 +209,36 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # The end of a long body stopped the reading. Nobody asks for more, but its client's leaving is to be heard.
         if not self.pipeline:
             self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """An answer is out, and another request may wait behind it; what its headers promised is kept a moment more."""
+        waits = bool(self.pipeline)
+        super().on_response_complete()
+        if not waits and not self.transport.is_closing():
+            self._limit.idle(self)
+        if self.closes and self.cycle.response_complete and not self.transport.is_closing():
+            self._leave_soon()
+
+    def shutdown(self) -> None:
+        """The front door closes: the next answer ends the connection and says so, or a moment without a request does.
+
+        An answer that would never end by itself is told.
+        """
+        self.closes = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._leave_soon()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+        if self.closing:
+            self.closing()
+
+    def _leave_soon(self) -> None:
+        self._leave_timer = self.loop.call_later(_LEAVE_S, self.transport.close)
+
+    def _stop_leave_timer(self) -> None:
+        if self._leave_timer:
+            self._leave_timer.cancel()
+            self._leave_timer = None
 
     def _head_without_upgrade(self) -> bytes:
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]

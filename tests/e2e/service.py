@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -45,6 +46,24 @@ def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
             return found
         assert time.monotonic() < deadline, f"not within {deadline_s} s: {what}"
         time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def meanwhile(look: Callable[[], None], every_s: float) -> Iterator[None]:
+    """Look again and again, in a thread of its own, until the end of the block."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every_s):
+            look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class Service:
@@ -132,7 +151,7 @@ class Service:
         program = str(Path(sys.executable).parent / "serve")
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
-            [program, command, "--address", self._dashboard(), *arguments],
+            [program, command, "--address", self.dashboard(), *arguments],
             env=environment,
             capture_output=True,
             text=True,
@@ -141,7 +160,8 @@ class Service:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def _dashboard(self) -> str:
+    def dashboard(self) -> str:
+        """Where Ray's is, which it says itself."""
         found = re.search(r"dashboard at \S*?(http://[\d.]+:\d+|[\d.]+:\d+)", self.log.read_text())
         assert found, "Ray says where its dashboard is"
         return found[1] if "://" in found[1] else f"http://{found[1]}"
