@@ -9,6 +9,7 @@
 - A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
   long as it likes, at no cost.
 - To HTTP/1.0, which nginx speaks unless told otherwise, no stream is chunked: it ends with its connection.
+- There are only so many at once (`ConnectionLimit`).
 - What cannot be parsed is refused in OpenAI's shape.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
@@ -17,6 +18,7 @@ Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over ra
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +26,8 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serve_app.errors import ApiError
+from serve_app.errors import ApiError, unavailable
+from serve_app.router.connection_limit import ConnectionLimit
 from serve_app.router.wire import WIRE
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -34,7 +37,8 @@ _LINGER_S = 1.0
 _CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
 _CONTINUE = b"HTTP/1.1 100 "
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+_FULL_RETRY_AFTER_S = 1.0
 
 
 class _Unchunked:
@@ -68,8 +72,9 @@ class _Unchunked:
 class FrontDoorProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limit: ConnectionLimit | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limit = limit or ConnectionLimit(sys.maxsize)
         self._head_bytes = 0
         self._in_head = True
         self._ignored_upgrade = False
@@ -86,15 +91,36 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
         super().connection_made(transport)
+        if not self._limit.opened(self):
+            self._refuse(
+                unavailable(
+                    "The router has too many connections.",
+                    code="too_many_connections",
+                    retry_after_s=_FULL_RETRY_AFTER_S,
+                )
+            )
+            return
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timers."""
         self._stop_timer()
         self._stop_send_timer()
+        self._limit.closed(self)
         super().connection_lost(exc)
         if self.left:
             self.left()
+
+    def close_idle(self) -> None:
+        """See `Closable`."""
+        self.transport.close()
+
+    def on_response_complete(self) -> None:
+        """An answer is written; another request may wait behind it."""
+        waits = bool(self.pipeline)
+        super().on_response_complete()
+        if not waits and not self.transport.is_closing():
+            self._limit.idle(self)
 
     def shutdown(self) -> None:
         """The front door closes: an answer that would never end by itself is told."""
@@ -158,6 +184,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """A new head begins, perhaps behind another request in the same segment."""
         self._in_head = True
         self._ignored_upgrade = False
+        self._limit.busy(self)
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         super().on_message_begin()
@@ -217,8 +244,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """
         self._refused = True
         body = orjson.dumps(error.payload())
+        again = b"retry-after: %d\r\n" % error.retry_after_s if error.retry_after_s else b""
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (error.status, _REASONS[error.status], len(body), body)
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n%s"
+            % (error.status, _REASONS[error.status], len(body), again, body)
         )
         self.loop.call_later(_LINGER_S, self.transport.close)

@@ -52,6 +52,7 @@ _NULLABLE = frozenset(
         "best_of",
         "chat_template_kwargs",
         "conversation",
+        "ec_transfer_params",
         "echo",
         "enable_thinking",
         "extra_body",
@@ -59,6 +60,7 @@ _NULLABLE = frozenset(
         "function_call",
         "functions",
         "instructions",
+        "kv_transfer_params",
         "logit_bias",
         "logprobs",
         "max_completion_tokens",
@@ -100,6 +102,7 @@ _NULLABLE = frozenset(
         "top_logprobs",
         "top_p",
         "user",
+        "vllm_xargs",
     }
 )
 
@@ -143,6 +146,26 @@ _FLAG: _Check = (lambda value: isinstance(value, bool), "must be true or false")
 _COUNT: _Check = (lambda value: _is_int(value) and value >= 1, "must be a whole number of at least 1")
 _OBJECT: _Check = (lambda value: isinstance(value, dict), "must be an object")
 _LIST: _Check = (lambda value: isinstance(value, list), "must be an array")
+# Words between engines: where to fetch a KV cache from. vLLM (0.32) reads them from `vllm_xargs` as well, and a text
+# there is a fault of the server's.
+_OF_ENGINES = ("kv_transfer_params", "ec_transfer_params")
+# Arguments of the function that renders a template, or of what calls it: none is a variable of a template.
+_OF_RENDERERS = frozenset(
+    {
+        "chat_template",
+        "conversation",
+        "max_length",
+        "model_config",
+        "padding",
+        "return_assistant_tokens_mask",
+        "return_dict",
+        "return_tensors",
+        "tokenize",
+        "tokenizer",
+        "tokenizer_kwargs",
+        "truncation",
+    }
+)
 
 
 def _number(low: float, high: float) -> _Check:
@@ -184,7 +207,15 @@ _CHECKS: Mapping[str, _Check] = {
     "response_format": _OBJECT,
     "structured_outputs": _OBJECT,
     "logit_bias": _OBJECT,
-    "chat_template_kwargs": _OBJECT,
+    "chat_template_kwargs": (
+        lambda value: isinstance(value, dict) and not _OF_RENDERERS & value.keys(),
+        "must be an object, of variables of the model's template",
+    ),
+    "vllm_xargs": (
+        lambda value: isinstance(value, dict) and not any(field in value for field in _OF_ENGINES),
+        "must be an object, without what engines tell each other",
+    ),
+    **dict.fromkeys(_OF_ENGINES, (lambda value: False, "is for engines among themselves; leave it out")),
 }
 
 

@@ -47,8 +47,8 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: Any = echo) -> AsyncIterator[int]:
-    settings = RouterSettings(port=free_port(), drain_s=1)
+async def listening(app: Any = echo, **router: Any) -> AsyncIterator[int]:
+    settings = RouterSettings(port=free_port(), drain_s=1, **router)
     listener = Listener(settings, lambda: app, "test")
     listener.start()
     async with asyncio.timeout(10):
@@ -320,3 +320,52 @@ async def test_nothing_that_a_client_sends_writes_to_the_log(caplog: pytest.LogC
         writer.close()
     logging.getLogger("uvicorn").removeHandler(caplog.handler)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def opened(port: int, *, asks: bool = True) -> Connection:
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    if asks:
+        await connection.send(ASK)
+        assert (await connection.answer())[0] == 200
+    return connection
+
+
+async def is_closed(connection: Connection) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            return await connection.reader.read() == b""
+    return False
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["after an answer", "silent"])
+async def test_of_too_many_connections_the_one_idle_for_the_longest_is_closed(asks: bool) -> None:
+    async with listening(max_connections=3) as port:
+        crowd = [await opened(port, asks=asks) for _ in range(3)]
+        await crowd[0].send(ASK)  # it is the last that became idle now
+        assert (await crowd[0].answer())[0] == 200
+        newcomer = await opened(port)
+        assert [await is_closed(each) for each in (*crowd, newcomer)] == [False, True, False, False]
+        for _ in range(20):
+            await opened(port)
+        assert all([await is_closed(each) for each in crowd])
+
+
+async def test_where_all_connections_are_busy_one_more_is_told_when_to_come_back() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/slow":
+            await asyncio.to_thread(released.wait, 10)
+        await echo(scope, receive, send)
+
+    released = threading.Event()
+    async with listening(slow, max_connections=2) as port:
+        busy = [await opened(port, asks=False) for _ in range(2)]
+        for each in busy:
+            await each.send(ASK.replace(b"/ ", b"/slow "))
+        status, headers, answer = await (await opened(port, asks=False)).answer()
+        assert (status, headers["retry-after"], answer["error"]["code"]) == (503, "1", "too_many_connections")
+        released.set()
+        assert [(await each.answer())[0] for each in busy] == [200, 200]
+        assert await opened(port)
