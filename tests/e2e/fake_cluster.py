@@ -22,7 +22,8 @@ from pathlib import Path
 import psutil
 import yaml
 
-from tests.e2e.service import POLL_S, REPOSITORY, free_port
+from tests.e2e.service import POLL_S, REPOSITORY
+from tests.ports import free_port
 
 _MARK = "SWITCHYARD_FAKE_CLUSTER"
 _BIN = Path(sys.executable).parent

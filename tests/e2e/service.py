@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,18 +22,13 @@ import psutil
 import yaml
 
 from serve_app.config import deployment_name, parse_config
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
 START_DEADLINE_S = 150
 POLL_S = 0.1
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
