@@ -72,7 +72,7 @@ def real_models() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Iterator[Service]:
     """vLLM on this CPU: a resident chat model, the same as a lazy one, a tiny Qwen3, and one without files."""
-    with running(real_models(), pool={"memory_gb": 6, "min_residency_s": 1}) as service:
+    with running(real_models(), dashboard=True, pool={"memory_gb": 6, "min_residency_s": 1}) as service:
         yield service
 
 

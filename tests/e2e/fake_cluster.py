@@ -76,6 +76,7 @@ class FakeCluster:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_FAKE_CLUSTER": "1",
             "RAY_TMPDIR": str(self.scratch),
+            "RAY_worker_niceness": "0",
             # Whole seconds; by default the autoscaler looks every 5.
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             # As KubeRay has it. Version 1 takes fake nodes for dead and tries to reach them by SSH.
