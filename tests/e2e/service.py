@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
@@ -27,10 +28,17 @@ from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
-START_DEADLINE_S = 150
+START_DEADLINE_S = 200
 POLL_S = 0.1
 _LOG_CHARACTERS = 8000
+_C = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _told_when_we_die() -> None:
+    """Run in a child: as Ctrl-C to pytest ends its workers without their teardown, it hears Ctrl-C itself then."""
+    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
@@ -118,6 +126,7 @@ class Service:
                 env=environment,
                 cwd=REPOSITORY,
                 start_new_session=True,
+                preexec_fn=_told_when_we_die,
             )
         if wait:
             try:
