@@ -57,14 +57,15 @@ lint: setup ## check style and format
 types: setup ## check types (mypy --strict)
 	@$(PY) -m mypy
 
+# On two workers of pytest-xdist. ARGS="-n 0" is one that shows all output as it comes (with -s) and stops for --pdb.
 unit: setup ## tests of the parts, and the policies in simulated time: no Ray, seconds
-	@$(PY) -m pytest tests/unit tests/sim $(ARGS)
+	@$(PY) -m pytest tests/unit tests/sim -n 2 --dist worksteal $(ARGS)
 
 contract: models ## the same behaviours against the fake and the real engine
-	@$(PY) -m pytest tests/contract $(ARGS)
+	@$(PY) -m pytest tests/contract -n 2 --dist loadfile $(ARGS)
 
 e2e: models ## through `serve run` and the openai client
-	@$(PY) -m pytest tests/e2e $(ARGS)
+	@$(PY) -m pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-clients: models ## clients that people use: openai for Node, LangChain, qwen-agent (installs them; needs node)
 	@$(call EXTRA,clients)
