@@ -107,8 +107,8 @@ class Listener:
             ws="none",
             lifespan="on",
             access_log=False,
-            # Its own would close every handler of the process, Serve's too: a new controller (2.60), after the loss of a
-            # head, asks each replica where it logs, and replaced all Routers at once because they could not say.
+            # Its own would close every handler of the process, Serve's too. Serve's controller (2.60), when it comes
+            # back on a new head, asks each replica where it logs, and replaced all Routers: they could not say.
             log_config=None,
             log_level="warning",
             timeout_keep_alive=self._settings.keep_alive_s,
