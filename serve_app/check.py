@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,11 @@ from serve_app.sizing.quantization import SizingError
 from serve_app.sizing.source import config_here
 
 IMPORT_PATH = "serve_app.app:build"
+# A repository with its owner or without, and what to take of it; or a bucket, for vLLM's own streamers.
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?|(s3|gs|az)://\S+", re.ASCII)
+# Longer than anybody waits: seconds that were meant as milliseconds.
+_LONGEST_S = 86_400
+_KEPT_LONG = frozenset({"ttl_s", "cache_half_life_s"})
 # Of Serve's `http_options`, where a file says nothing.
 _SERVE_PORT = 8000
 
@@ -43,7 +49,9 @@ def problems(path: Path) -> list[str]:
     """Everything that is wrong with a deployment file, each with the path of the key; empty if nothing is."""
     try:
         raw = read_yaml(path)
-        found = _schema_problems(raw)
+        found, sound = _schema_problems(raw)
+        if not sound:
+            return [*found, *_own_problems(raw)]
         config = effective(raw)
     except ConfigError as error:
         return str(error).splitlines()
@@ -62,11 +70,30 @@ def warnings(path: Path) -> list[str]:
     """What may be wrong with a deployment file that has no problems, likewise: it rests on estimates."""
     file = read_file(path)
     config = file.config
-    return [
+    return list(_long_times(config.model_dump(exclude_unset=True), "")) + [
         f"{where}.{problem}"
         for where, model in _places(file.raw, config)
-        for problem in _memory_problems(config, model, certain=False)
+        for problem in (*_missing_files(config, model), *_memory_problems(config, model, certain=False))
     ]
+
+
+def _long_times(section: Any, path: str) -> Iterator[str]:
+    items = section.items() if isinstance(section, dict) else enumerate(section) if isinstance(section, list) else ()
+    for key, value in items:
+        where = f"{path}[{key}]" if isinstance(key, int) else f"{path}.{key}" if path else str(key)
+        if isinstance(key, int) or not key.endswith("_s") or key in _KEPT_LONG:
+            yield from () if key in ("engine", "engine_env") else _long_times(value, where)
+        elif isinstance(value, int | float) and value > _LONGEST_S:
+            yield f"{where}: {value:g} s are {value / _LONGEST_S:.1f} days; times are in seconds"
+
+
+def _missing_files(config: Config, model: Model) -> Iterator[str]:
+    """A directory that another machine may have."""
+    if model.fake or model.external or model.base:
+        return
+    source = Path(model.path(config.models_dir))
+    if source.is_absolute() and not source.exists():
+        yield f"source: {model.source} is not on this machine"
 
 
 def effective(raw: Mapping[str, Any]) -> Config:
@@ -150,14 +177,26 @@ def _our_args(raw: Mapping[str, Any]) -> object:
     return ours[0].get("args")
 
 
-def _schema_problems(raw: dict[str, Any]) -> list[str]:
+def _schema_problems(raw: dict[str, Any]) -> tuple[list[str], bool]:
+    """What is wrong for Serve, and whether everything is at least of the type that it expects."""
     from ray.serve.schema import ServeDeploySchema
 
     try:
         ServeDeploySchema.model_validate(raw)
     except ValidationError as error:
-        return problems_of(error)
-    return _unknown_keys(ServeDeploySchema, raw, "")
+        return problems_of(error), False
+    except (AttributeError, TypeError):  # of its own validators (2.60), which expect mappings without a look
+        return ["applications: is not of the form that Serve expects; something in it must be a mapping"], False
+    return _unknown_keys(ServeDeploySchema, raw, ""), True
+
+
+def _own_problems(raw: Mapping[str, Any]) -> list[str]:
+    """What is wrong in our own part alone."""
+    try:
+        parse_config(_our_args(raw))
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
 
 
 def _door_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
@@ -193,10 +232,31 @@ def _override_problems(raw: Mapping[str, Any], config: Config) -> list[str]:
         for key in override.get("autoscaling_config") or ()
         if key not in AutoscalingConfig.model_fields
     ]
-    return misplaced + [
+    cut = [
+        f"{where}.graceful_shutdown_timeout_s: {given:g} is less than router.drain_s: {config.router.drain_s:g}; it"
+        " would cut answers: leave it out"
+        for where, override in overrides
+        if isinstance(given := override.get("graceful_shutdown_timeout_s"), int | float)
+        and given < config.router.drain_s
+    ]
+    return [*misplaced, *cut, *_variable_problems(f"applications[{index}].runtime_env.env_vars", ours)] + [
         f"{where}.name: there is no deployment {override.get('name')}; there are {', '.join(names)}"
         for where, override in overrides
         if override.get("name") not in names
+    ]
+
+
+def _variable_problems(where: str, app: Mapping[str, Any]) -> list[str]:
+    """Ray wants texts, and says so when it starts the application."""
+    variables: object = (app.get("runtime_env") or {}).get("env_vars")
+    if variables is None:
+        return []
+    if not isinstance(variables, dict):
+        return [f"{where}: must be a mapping"]
+    return [
+        f"{where}.{name}: must be a text; put it in quotes"
+        for name, value in variables.items()
+        if not isinstance(value, str)
     ]
 
 
@@ -239,12 +299,14 @@ def _model_problems(config: Config, model: Model) -> list[str]:
     from serve_app.engines.vllm import argument_problems
 
     spec = config.engine_spec(model)
+    if not Path(spec.source).is_absolute() and not _HUB_ID.fullmatch(spec.source):
+        return [f"source: {model.source} is neither a directory below models_dir nor a hub id like Qwen/Qwen3-14B"]
     found = [
         f"engine.{key}: {message}" if key else f"engine: {message}"
         for key, message in argument_problems(spec.source, spec.args).items()
     ]
-    found += _context_problems(spec.source, model) + _parallel_problems(config, model)
     # Not with arguments that vLLM refuses, nor where the share of the GPU is wrong already.
+    found = found or _context_problems(spec.source, model) + _parallel_problems(config, model)
     return found or _memory_problems(config, model, certain=True)
 
 
@@ -270,9 +332,17 @@ def _adapter_problems(config: Config, model: Model) -> list[str]:
 def _context_problems(source: str, model: Model) -> list[str]:
     native = native_context(source)
     overrides = model.engine.get("hf_overrides") or {}
-    rope = overrides.get("rope_parameters") or overrides.get("rope_scaling") or {}
-    factor = float(rope.get("factor", 1))
-    original = int(rope.get("original_max_position_embeddings", native or 0))
+    if not isinstance(overrides, dict):
+        return ["engine.hf_overrides: must be a mapping"]
+    name = next((name for name in ("rope_parameters", "rope_scaling") if overrides.get(name)), "rope_parameters")
+    rope = overrides.get(name) or {}
+    if not isinstance(rope, dict):
+        return [f"engine.hf_overrides.{name}: must be a mapping, of rope_type, factor and others"]
+    factor = rope.get("factor", 1)
+    original = rope.get("original_max_position_embeddings", native or 0)
+    for key, value in (("factor", factor), ("original_max_position_embeddings", original)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+            return [f"engine.hf_overrides.{name}.{key}: must be a number"]
     if native is None or model.context <= max(native, int(original * factor)):
         return []
     return [
@@ -283,7 +353,7 @@ def _context_problems(source: str, model: Model) -> list[str]:
 
 def _parallel_problems(config: Config, model: Model) -> list[str]:
     resources = model.resources if model.tier == "resident" else config.pool.resources
-    needed = int(model.engine.get("tensor_parallel_size", 1)) * int(model.engine.get("pipeline_parallel_size", 1))
+    needed = int(model.engine.get("tensor_parallel_size") or 1) * int(model.engine.get("pipeline_parallel_size") or 1)
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]

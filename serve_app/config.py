@@ -6,6 +6,7 @@ needs vLLM or model files to be checked is in `check.py`.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -14,11 +15,12 @@ from typing import Annotated, Any, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from cronsim import CronSim, CronSimError
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from serve_app.engines.base import EngineSpec
 from serve_app.gpu_shares import share_problems
 from serve_app.model_schema import (
+    PROFILES,
     Model,
     Pool,
     Resources,
@@ -31,6 +33,7 @@ from serve_app.service_schema import (
     RouterSettings,
     Security,
     Telemetry,
+    is_address,
 )
 from serve_app.strict import Strict
 
@@ -63,16 +66,29 @@ class Config(Strict):
     conversations: Conversations = Conversations()
     models: Annotated[list[Model], Field(min_length=1)]
 
+    @field_validator("engine_host")
+    @classmethod
+    def _one_address(cls, value: str) -> str:
+        """Routers are told of it, so `all addresses` is none; nor is a typo for `node`."""
+        if value not in ("node", "localhost") and (not is_address(value) or ipaddress.ip_address(value).is_unspecified):
+            raise ValueError("must be `node`, or one address of the node")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _adapters_take_after_their_base(cls, args: Any) -> Any:
         """An adapter has its base's tier, and what it does not say itself."""
         if not isinstance(args, dict) or not isinstance(args.get("models"), list):
             return args
-        by_id = {model["id"]: model for model in args["models"] if isinstance(model, dict) and "id" in model}
+        by_id = {
+            model["id"]: model
+            for model in args["models"]
+            if isinstance(model, dict) and isinstance(model.get("id"), str)
+        }
 
         def complete(model: Any) -> Any:
-            base = by_id.get(model.get("base")) if isinstance(model, dict) and model.get("base") else None
+            named = model.get("base") if isinstance(model, dict) else None
+            base = by_id.get(named) if isinstance(named, str) else None
             inherited = ("tier", "context", "abilities", "thinking", "sampling")
             return {**{key: base[key] for key in inherited if key in base}, **model} if base else model
 
@@ -100,6 +116,10 @@ class Config(Strict):
         names = Counter(name for model in self.models for name in {model.id, *model.aliases})
         if doubled := [name for name, count in names.items() if count > 1]:
             raise ValueError(f"models: {', '.join(doubled)} names more than one model")
+        for name in names:
+            base, _, suffix = name.rpartition(":")
+            if suffix in PROFILES and base in names:
+                raise ValueError(f"models: {name} is what {base} is called with its thinking set; rename it")
         return self
 
     @model_validator(mode="after")

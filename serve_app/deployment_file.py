@@ -12,6 +12,8 @@ import yaml
 from serve_app.config import ConfigError
 
 _STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]")
+# Octal and sexagesimal numbers of YAML 1.1.
+_OTHER_NUMBER = re.compile(r"[-+]?0[0-7_]+|[-+]?[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?")
 # A path of ours is below the args of the application; Serve's own is below the document.
 _BELOW_ARGS = re.compile(r"(applications\[\d+\]\.args)\.")
 
@@ -26,11 +28,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ConfigError(f"{where}not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise ConfigError("not valid YAML: it is nested too deeply") from None
     if not isinstance(raw, dict):
         raise ConfigError("not a mapping; see deployments/local.yaml for the form")
     # YAML itself takes the last one, and whoever edits the first wonders.
-    if doubled := list(_doubled(root, "")):
-        raise ConfigError("\n".join(doubled))
+    if found := [*_doubled(root, "", ()), *_other_numbers(root, "", ())]:
+        raise ConfigError("\n".join(found))
     return raw
 
 
@@ -45,18 +49,34 @@ def _text(path: Path) -> str:
         raise ConfigError("not valid YAML: it is no UTF-8") from None
 
 
-def _doubled(node: yaml.Node | None, path: str) -> Iterator[str]:
-    if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            yield from _doubled(item, f"{path}[{index}]")
-    elif isinstance(node, yaml.MappingNode):
+def _doubled(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[str]:
+    if isinstance(node, yaml.MappingNode):
         lines: dict[str, int] = {}
-        for key, value in node.value:
-            where = f"{path}.{key.value}" if path else str(key.value)
+        for key, _ in node.value:
             if key.value in lines and key.tag != "tag:yaml.org,2002:merge":
+                where = f"{path}.{key.value}" if path else str(key.value)
                 yield f"{where}: stands twice, in lines {lines[key.value]} and {key.start_mark.line + 1}"
             lines[key.value] = key.start_mark.line + 1
-            yield from _doubled(value, where)
+    for where, child in _children(node, path, above):
+        yield from _doubled(child, where, (*above, id(node)))
+
+
+def _other_numbers(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[str]:
+    """Numbers that are not what they look like: to YAML 010 is 8, and 1:30 is 90."""
+    number = isinstance(node, yaml.ScalarNode) and node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+    if node and number and _OTHER_NUMBER.fullmatch(node.value):
+        yield f"{path}: YAML reads {node.value} as {yaml.safe_load(node.value):g}; write that, or quote a name"
+    for where, child in _children(node, path, above):
+        yield from _other_numbers(child, where, (*above, id(node)))
+
+
+def _children(node: yaml.Node | None, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, yaml.Node]]:
+    if id(node) in above:
+        raise ConfigError(f"{path}: an anchor that holds itself")
+    if isinstance(node, yaml.SequenceNode):
+        yield from ((f"{path}[{index}]", item) for index, item in enumerate(node.value))
+    elif isinstance(node, yaml.MappingNode):
+        yield from ((f"{path}.{key.value}" if path else str(key.value), value) for key, value in node.value)
 
 
 def line_of(path: Path, problem: str) -> int | None:

@@ -6,6 +6,7 @@ that runs a model's own code, which has a key beside `engine`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -28,6 +29,8 @@ _REFUSED: Mapping[str, str] = {
     "allowed_local_media_path": "lets clients read files of the node; have them send `data:` URLs, and remove it",
     "hf_token": "a secret does not belong here: Ray shows the configuration; set HF_TOKEN on the nodes",
 }
+# Names that hold one wherever they are used: HF_TOKEN, AWS_SECRET_ACCESS_KEY, WANDB_API_KEY, ...
+_SECRET = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|ACCESS_KEY|CREDENTIALS)$", re.IGNORECASE)
 _TRUST = "trust_remote_code"
 # Switches of vLLM's environment that do the same.
 _REFUSED_ENV: Mapping[str, str] = {
@@ -51,6 +54,8 @@ def refused_arguments(engine: Mapping[str, Any], env: Mapping[str, str]) -> Iter
         elif name == "allowed_media_domains" and not _are_hosts(engine[key]):
             yield f"engine.{key}: must be a list of host names; without it only `data:` URLs are taken"
     for key in env:
+        if _SECRET.search(key) and key not in _REFUSED_ENV:
+            yield f"engine_env.{key}: a secret does not belong here: Ray shows the configuration; set it on the nodes"
         if reason := _REFUSED_ENV.get(key):
             yield f"engine_env.{key}: {reason}"
 

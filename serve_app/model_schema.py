@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,6 +17,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tier = Literal["resident", "lazy"]
 Ability = Literal["chat", "completions", "tools", "json", "vision", "embeddings", "score"]
+# `model:think`: the same model, with its thinking on or off.
+PROFILES: Mapping[str, bool] = {"think": True, "fast": False}
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 # Tokens of thinking for each `reasoning_effort`; None: no limit. Where the model is asked not to think the
@@ -78,6 +81,13 @@ class Resources(Strict):
     num_gpus: Annotated[float, Field(ge=0)] = 0
     accelerator_type: str | None = None
     custom: dict[str, float] = Field(default_factory=dict)
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _as_ray_counts(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError("must be a whole number, or less than 1: Ray shares out parts of one GPU only")
+        return value
 
     def actor_options(self) -> dict[str, Any]:
         """As Ray's `ray_actor_options`."""
@@ -146,7 +156,7 @@ class Model(Strict):
     tier: Tier
     source: str = Field("", description="Hub id, or a path (relative: below models_dir).")
     context: Annotated[int, Field(ge=16)] = Field(description="Tokens of prompt and answer together.")
-    abilities: list[Ability] = ["chat", "completions"]  # noqa: RUF012 # pydantic copies it
+    abilities: Annotated[list[Ability], Field(min_length=1)] = ["chat", "completions"]  # noqa: RUF012 # pydantic copies it
     thinking: Thinking = Thinking()
     sampling: SamplingByMode = SamplingByMode()
     base: str | None = Field(

@@ -2,24 +2,55 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from collections import Counter
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from serve_app.strict import Strict
 
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9-]{1,63}(?<!-))*")
+
 
 def _redis_url(value: str) -> str:
     if value and not value.startswith(("redis://", "rediss://", "unix://")):
         raise ValueError("must begin with redis://, rediss:// or unix://")
+    if value and not value.startswith("unix://") and not re.fullmatch(r"/?|/\d+", _split(value)):
+        raise ValueError("must end in the number of a database, such as /0, or in none")
     return value
 
 
-def _http_url(value: str) -> str:
+def _collector_url(value: str) -> str:
     if value and not value.startswith(("http://", "https://")):
         raise ValueError("must begin with http:// or https://")
+    if value and _split(value) in ("", "/"):
+        # It is sent to as it stands; a collector answers 404 to what comes without a path, and it is lost.
+        raise ValueError("has no path; a collector's is /v1/traces for traces and /v1/logs for records")
     return value
+
+
+def _split(url: str) -> str:
+    """The path of a URL. Raises `ValueError`, which does not quote it, where host or port are none."""
+    try:
+        parts = urlsplit(url)
+        well_formed = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        well_formed = False
+    if not well_formed:
+        raise ValueError("names no host, or no number as its port")
+    return parts.path
+
+
+def is_address(host: str) -> bool:
+    """Whether this is an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 class Degrade(Strict):
@@ -44,6 +75,9 @@ class RouterSettings(Strict):
     max_body_bytes: Annotated[int, Field(ge=1024)] = 8 * 1024 * 1024
     body_timeout_s: Annotated[float, Field(gt=0)] = 30
     max_in_flight: Annotated[int, Field(ge=1)] = Field(4096, description="Requests in flight in one replica.")
+    max_connections: Annotated[int, Field(ge=1)] = Field(
+        16_384, description="Client connections of one replica; one more closes the one that is idle for the longest."
+    )
     hold_s: Annotated[float, Field(ge=0)] = Field(
         120, description="How long a request waits for its lazy model to load."
     )
@@ -77,6 +111,14 @@ class RouterSettings(Strict):
     drain_s: Annotated[float, Field(ge=0)] = Field(
         600, description="On shutdown, scale-down and upgrade running streams get this long to finish."
     )
+
+    @field_validator("host")
+    @classmethod
+    def _can_be_listened_on(cls, value: str) -> str:
+        # All digits and dots is an address that is none, such as 10.0.0.256.
+        if not is_address(value) and (not _HOST_NAME.fullmatch(value) or re.fullmatch(r"[0-9.]+", value)):
+            raise ValueError("must be an address or a host name alone, such as 0.0.0.0; the port is in router.port")
+        return value
 
 
 class ApiKey(Strict):
@@ -152,7 +194,7 @@ class AuditSettings(Strict):
     queue: Annotated[int, Field(ge=1)] = Field(10_000, description="Records that may wait to be written; more drop.")
     otlp_endpoint: str = Field("", description="For sink otlp, e.g. http://host:4318/v1/logs.")
 
-    _is_http = field_validator("otlp_endpoint")(_http_url)
+    _is_collector = field_validator("otlp_endpoint")(_collector_url)
 
     @model_validator(mode="after")
     def _endpoint(self) -> Self:
@@ -188,7 +230,7 @@ class Telemetry(Strict):
         1.0, description="Part of the traces that are kept, of requests whose client has not chosen (`traceparent`)."
     )
 
-    _is_http = field_validator("otlp_endpoint")(_http_url)
+    _is_collector = field_validator("otlp_endpoint")(_collector_url)
 
 
 class Conversations(Strict):

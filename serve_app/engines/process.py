@@ -67,7 +67,7 @@ class StandbyHost:
         """Start a child; returns at once, `ready` is set when its imports are done."""
         environment = {**os.environ, "VLLM_LOGGING_LEVEL": log_level.upper(), "PYTHONUNBUFFERED": "1"}
         if kind == "vllm":
-            from serve_app.engines.vllm import host_environment
+            from serve_app.engines.environment import host_environment
 
             environment |= host_environment()
         process = await asyncio.create_subprocess_exec(

@@ -7,22 +7,21 @@ of; it is not documented as an API, and `tests/contract` runs all of it on the r
 from __future__ import annotations
 
 import argparse
-import contextlib
-import ctypes
 import functools
-import glob
 import importlib
-import importlib.util
 import json
 import logging
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from serve_app.engines import compute_threads, gpu_turn
 from serve_app.engines.base import EngineLoad, EngineSpec, Phase, ReportPhase, ServedApp
+from serve_app.engines.environment import has_cuda
 from serve_app.engines.messages import complete_messages
 
 # What an engine process imports on its way to the first token. Found by starting one and listing
@@ -80,65 +79,15 @@ _DEFAULTS: dict[str, Any] = {
     "tool_strict_level": "parameter",
 }
 
-# Whatever the node's environment says. A redirect is followed past the list of hosts, so none is.
-_CLOSED = {
-    "VLLM_SERVER_DEV_MODE": "0",
-    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
-    "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "False",
-    "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
-}
-
-
-def host_environment() -> dict[str, str]:
-    """Environment that must be set before an engine host starts.
-
-    vLLM on a CPU preloads PyTorch's libgomp, so that its compute threads bind to their cores
-    (vllm-project/vllm#27369), and its own tcmalloc. It does so for children it spawns; ours are forked, so
-    the host must have both from its own start.
-    """
-    environment = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **_CLOSED}
-    if _has_cuda():
-        return environment
-    libraries = []
-    for package, pattern in (
-        ("vllm", "libs/libtcmalloc*.so*"),
-        ("torch", "../torch.libs/libgomp*.so*"),
-        ("torch", "lib/libgomp*.so*"),
-    ):
-        spec = importlib.util.find_spec(package)
-        if spec and spec.origin:
-            libraries += glob.glob(str(Path(spec.origin).parent / pattern))
-    preloaded = [*libraries, *filter(None, [os.environ.get("LD_PRELOAD")])]
-    return {**environment, "LD_PRELOAD": ":".join(preloaded)} if preloaded else environment
-
-
-def _has_cuda() -> bool:
-    return Path("/proc/driver/nvidia/version").exists()
-
 
 def preload() -> None:
     """Import what an engine needs, so that one forked from this process starts in seconds."""
-    os.register_at_fork(after_in_child=_bind_compute_threads)
+    os.register_at_fork(after_in_child=compute_threads.bind)
     for name in _PRELOADED:
         try:
             importlib.import_module(name)
         except ImportError as error:
             logging.getLogger(__name__).debug("not preloaded: %s: %s", name, error)
-
-
-def _bind_compute_threads() -> None:
-    """What vLLM's CPU worker asks of OpenMP when it is spawned, done for one that is forked.
-
-    vLLM 0.32 sets `GOMP_CPU_AFFINITY` around the worker's start; libgomp reads it only when it is loaded, and
-    in a fork it is loaded already. Without this the worker computes with the wrong number of threads and
-    shares its core with the engine core, which waits busily: 20 % fewer tokens a second on two cores.
-    """
-    if cores := os.environ.get("GOMP_CPU_AFFINITY"):
-        numbers = [int(core) for core in cores.split()]
-        os.sched_setaffinity(0, numbers)
-        with contextlib.suppress(OSError):
-            ctypes.CDLL("libgomp.so.1").omp_set_num_threads(len(numbers))
 
 
 @functools.cache
@@ -205,18 +154,47 @@ def argument_problems(model: str, args: Mapping[str, Any]) -> dict[str, str]:
 
     Each argument is tried alone first so that the answer names the right one, then all together.
     """
+    from vllm.exceptions import VLLMValidationError
+
     problems = {}
     for key, value in args.items():
         try:
             parse_arguments(model, "check", {key: value} if key != "enable_auto_tool_choice" else {})
-        except ValueError as error:
+        except (ValueError, VLLMValidationError) as error:
             problems[key] = str(error).removeprefix(f"{key}: ")
     if not problems:
         try:
-            _check_parsers(parse_arguments(model, "check", args))
-        except ValueError as error:
+            namespace = parse_arguments(model, "check", args)
+            _check_parsers(namespace)
+            problems = _value_problems(namespace)
+        except (ValueError, VLLMValidationError) as error:
             problems[""] = str(error)
     return problems
+
+
+def _value_problems(namespace: argparse.Namespace) -> dict[str, str]:
+    """Values of the right type that no engine starts with: vLLM looks at them only when it does."""
+    from vllm.config import CacheConfig, ParallelConfig, SchedulerConfig
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
+
+    found = {}
+    given = {key: value for key, value in vars(namespace).items() if value is not None}
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size")
+    scheduled = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
+    for section, names, more in (
+        (CacheConfig, ("gpu_memory_utilization",), {}),
+        *((ParallelConfig, (size,), {}) for size in sizes),
+        (SchedulerConfig, scheduled, {"is_encoder_decoder": False}),
+    ):
+        try:
+            section(**{name: given[name] for name in names if name in given}, **more)
+        except ValidationError as error:
+            for problem in error.errors(include_url=False, include_input=False):
+                where = problem["loc"][0] if problem["loc"] and problem["loc"][0] in names else names[0]
+                found[str(where)] = problem["msg"].removeprefix("Value error, ")
+    if (method := namespace.quantization) is not None and method not in QUANTIZATION_METHODS:
+        found["quantization"] = f"vLLM has no {method}; it has {', '.join(QUANTIZATION_METHODS)}"
+    return found
 
 
 def _check_parsers(namespace: argparse.Namespace) -> None:
@@ -314,14 +292,15 @@ async def serve(spec: EngineSpec, report: ReportPhase) -> AsyncIterator[ServedAp
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
     report(Phase.LOADING)
     meter = Meter()
-    engine = AsyncLLM.from_vllm_config(
-        vllm_config=config,
-        usage_context=context,
-        enable_log_requests=False,
-        disable_log_stats=args.disable_log_stats,
-        # Asking for no statistics at all, one gets none.
-        stat_loggers=None if args.disable_log_stats else [meter.factory()],
-    )
+    with gpu_turn.turn(os.environ.get("CUDA_VISIBLE_DEVICES") if has_cuda() else ""):
+        engine = AsyncLLM.from_vllm_config(
+            vllm_config=config,
+            usage_context=context,
+            enable_log_requests=False,
+            disable_log_stats=args.disable_log_stats,
+            # Asking for no statistics at all, one gets none.
+            stat_loggers=None if args.disable_log_stats else [meter.factory()],
+        )
     try:
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)

@@ -81,6 +81,7 @@ def pool_plan(config: Config) -> PoolPlan:
             host_bytes=int((config.pool.host_memory_gb or 0) * _GB),
             grace_s=config.pool.grace_s,
             evicts=config.pool.evict,
+            measured=config.pool.resources.num_gpus > 0,
         ),
         sleep_levels={model.id: model.sleep.level for model in config.lazy},
         host=config.engine_host,

@@ -48,7 +48,8 @@ class Limits:
     """The replica's limits. Times in seconds.
 
     `host_bytes` is the host memory for processes and sleeping models; 0: nothing sleeps, and it is not counted.
-    `evicts`: False makes a model that finds no room refused, instead of letting others go for it.
+    `evicts`: False makes a model that finds no room refused, instead of letting others go for it. `measured`: engines
+    measure the accelerator while they load, and may fail where others give memory back or take some meanwhile.
     """
 
     memory_bytes: int
@@ -58,6 +59,7 @@ class Limits:
     host_bytes: int = 0
     grace_s: float = 10.0
     evicts: bool = True
+    measured: bool = False
 
 
 class Order(StrEnum):

@@ -9,6 +9,7 @@ What always holds (each is a test in `tests/sim/`):
 - something goes only to make room for a model that will then fit, after its idle time, or on an operator's word;
 - a model that can never fit is refused at once; one whose load failed is refused until its back-off is over;
 - a failed load changes nothing for the models that were running;
+- where engines measure the accelerator as they load, a load that failed while others moved is tried once more;
 - models get room in the order of priority and waiting time; one that waited for `ageing_s` gets it from a busy
   model, which takes no new requests then and goes when its last one is done;
 - a load that nobody wants any more is given up only where another model waits for its room.
@@ -100,6 +101,8 @@ class _Slot:
     ordered: bool = False
     may_sleep: bool = True
     ends_after_sleep: bool = False
+    disturbed: bool = False
+    tried_again: bool = False
     # What an operator wants of it as soon as it is up, unless somebody asks for it meanwhile.
     then: Order | None = None
 
@@ -108,6 +111,8 @@ class _Slot:
         self.then = None
         if stage is Stage.FALLING_ASLEEP:
             self.ends_after_sleep = False
+        if stage is Stage.LOADING:
+            self.disturbed = False
         if stage in _RISING:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 
@@ -381,7 +386,7 @@ class Residency:
         then = slot.then
         self._enter(slot, Stage.AWAKE, now)
         slot.last_used = now
-        slot.failure, slot.retry_at, slot.ordered = "", 0.0, False
+        slot.failure, slot.retry_at, slot.ordered, slot.tried_again = "", 0.0, False, False
         if not slot.waiting:
             slot.wanted_since = None
         if then:
@@ -390,10 +395,22 @@ class Residency:
 
     def _fallen(self, slot: _Slot, stage: Stage, now: float) -> list[Action]:
         self._enter(slot, stage, now)
+        self._disturb()
         return self._make_room(now)
+
+    def _disturb(self) -> None:
+        """Memory of the accelerator was given back, or is taken by one that wakes."""
+        if self.limits.measured:
+            for slot in self._up.values():
+                slot.disturbed = slot.disturbed or slot.stage is Stage.LOADING
 
     def _failed(self, slot: _Slot, reason: str, now: float) -> list[Action]:
         self._enter(slot, Stage.STOPPED, now)
+        if slot.disturbed and not slot.tried_again:
+            # vLLM ends its start where the free memory grew (vllm-project/vllm#56830). Who waits goes on waiting.
+            slot.tried_again = True
+            return self._make_room(now)
+        slot.tried_again = False
         return [*self._back_off(slot, reason, now), *self._make_room(now)]
 
     def _back_off(self, slot: _Slot, reason: str, now: float) -> list[Action]:
@@ -410,6 +427,7 @@ class Residency:
         if slot.stage in (Stage.AWAKE, Stage.ASLEEP):
             early = slot.stage is Stage.AWAKE and now - slot.since < EARLY_DEATH_S
             self._enter(slot, Stage.STOPPED, now)
+            self._disturb()
             if not early:
                 slot.failures = 0
             elif slot.early_deaths:
@@ -490,6 +508,8 @@ class Residency:
 
     def _end_idle(self, now: float) -> list[Action]:
         actions: list[Action] = []
+        # There is no hurry: an engine that measures what is free is let finish.
+        later = self.limits.measured and any(slot.stage is Stage.LOADING for slot in self._up.values())
         for slot in list(self._up.values()):
             model = slot.model
             if slot.pinned or slot.claimed:
@@ -497,6 +517,8 @@ class Residency:
             unused_s = now - slot.last_used
             if slot.stage is Stage.AWAKE and now - slot.since >= EARLY_DEATH_S:
                 slot.failures = slot.early_deaths = 0
+            if later:
+                continue
             drowsy = model.idle_sleep_s is not None and unused_s >= model.idle_sleep_s and self._may_sleep(slot)
             if slot.idle(now) and drowsy and self._host_missing(model.host_bytes) <= 0:
                 self._enter(slot, Stage.FALLING_ASLEEP, now)
@@ -537,6 +559,8 @@ class Residency:
 
     def _bring_up(self, slot: _Slot, now: float) -> Action:
         asleep = slot.stage is Stage.ASLEEP
+        if asleep:
+            self._disturb()
         self._enter(slot, Stage.WAKING if asleep else Stage.LOADING, now)
         return Wake(slot.model.id) if asleep else Load(slot.model.id)
 

@@ -52,6 +52,7 @@ from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response, json_response
 from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
+from serve_app.router.slashes import without_slashes
 from serve_app.router.tokens import TokenCounter
 from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
@@ -67,6 +68,7 @@ logger = logging.getLogger(__name__)
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 _ENGINE_PATHS = frozenset(PATHS.values())
+_WITHOUT_A_NAME = _ENGINE_PATHS | {"/v1/models"}
 
 
 class RouterApp:
@@ -239,7 +241,7 @@ class RouterApp:
         elif scope["type"] == "websocket":  # Serve's proxy passes them on
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await self._entrance(scope, receive, send)
+            await self._entrance(without_slashes(scope, _WITHOUT_A_NAME), receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1

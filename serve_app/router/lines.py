@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -15,6 +16,9 @@ from serve_app.router.reply import Reply
 _POLL_S = 0.05
 _SMOOTHING = 0.1
 _FIRST_GUESS_S = 1.0
+# OpenAI's clients come back exactly when they are told, all of a crowd that was refused together; and heed no more than
+# a minute.
+_SPREAD_S = 30.0
 
 
 class Updates:
@@ -55,6 +59,8 @@ class Line:
         self._polling: asyncio.Task[None] | None = None
         self._ended_at: float | None = None
         self._between_ends_s = _FIRST_GUESS_S
+        # When the last one that was refused was told to come back.
+        self._back_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -135,12 +141,20 @@ class Line:
         return unavailable(
             f"Every place of {self._model_id} is taken, and {len(self._queue)} requests wait before this one.",
             code="overloaded",
-            retry_after_s=max(1.0, (len(self._queue) + 1) * self._between_ends_s),
+            retry_after_s=self._back_in_s(),
         )
 
     def _late(self) -> ApiError:
         return unavailable(
             f"Every place of {self._model_id} was taken for {self._settings.wait_s:g} s.",
             code="overloaded",
-            retry_after_s=max(1.0, (len(self._queue) + 1) * self._between_ends_s),
+            retry_after_s=self._back_in_s(),
         )
+
+    def _back_in_s(self) -> float:
+        """When those before it will be done; of several that are refused one comes after the other, as places free."""
+        soonest = self._clock() + max(1.0, (len(self._queue) + 1) * self._between_ends_s)
+        self._back_at = max(soonest, self._back_at + self._between_ends_s)
+        if self._back_at > soonest + _SPREAD_S:
+            self._back_at = soonest
+        return self._back_at - self._clock()

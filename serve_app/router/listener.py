@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import http.client
 import json
 import logging
@@ -18,11 +19,13 @@ import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from serve_app.router.connection_limit import ConnectionLimit
 from serve_app.router.protocol import FrontDoorProtocol
 from serve_app.service_schema import RouterSettings
 
@@ -57,7 +60,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _new_protocol(self) -> asyncio.Protocol:
-        return FrontDoorProtocol(self.config, self.server_state, self.lifespan.state)
+        new: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
@@ -72,7 +76,10 @@ class Listener:
     def __init__(self, settings: RouterSettings, new_app: Callable[[], ASGIApp], identity: str) -> None:
         self._settings = settings
         self._new_app = new_app
-        raise_file_limit(settings.max_in_flight)
+        files = raise_file_limit(settings.max_in_flight)
+        # Each request in flight has a connection to its engine besides.
+        own = max(files // 2, files - settings.max_in_flight) - _OTHER_FILES
+        self._most_connections = max(1, min(settings.max_connections, own))
         self._socket = open_port(settings.host, settings.port, identity)
         self._server: _Server | None = None
         self._serving = threading.Event()
@@ -103,7 +110,7 @@ class Listener:
     async def _serve(self) -> None:
         config = uvicorn.Config(
             self._new_app(),
-            http=FrontDoorProtocol,
+            http=cast(Any, functools.partial(FrontDoorProtocol, limit=ConnectionLimit(self._most_connections))),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -122,8 +129,11 @@ class Listener:
         await self._server.serve(sockets=[self._socket])
 
 
-def raise_file_limit(max_in_flight: int) -> None:
-    """Let this process open as many files as it may: a request in flight takes two, the usual limit is 1024."""
+def raise_file_limit(max_in_flight: int) -> int:
+    """Let this process open as many files as it may: a request in flight takes two, the usual limit is 1024.
+
+    Returns how many that are.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or soft < hard:
         # Linux takes no more than fs.nr_open, 2^20 unless it was changed.
@@ -137,6 +147,7 @@ def raise_file_limit(max_in_flight: int) -> None:
             soft,
             max_in_flight,
         )
+    return soft
 
 
 def open_port(host: str, port: int, identity: str) -> socket.socket:

@@ -8,6 +8,8 @@
 - It is the `Wire` of its requests.
 - A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
   long as it likes, at no cost.
+- There are only so many at once (`ConnectionLimit`).
+- To HTTP/1.0, which nginx speaks unless told otherwise, no stream is chunked: it ends with its connection.
 - What cannot be parsed is refused in OpenAI's shape.
 - When the listener stops, a connection that looks idle is not closed at once: its client may just be sending.
 
@@ -17,6 +19,7 @@ Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over ra
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +27,8 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from serve_app.errors import ApiError
+from serve_app.errors import ApiError, unavailable
+from serve_app.router.connection_limit import ConnectionLimit
 from serve_app.router.wire import WIRE
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -33,19 +37,52 @@ SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
 # Longer than a request is on its way to us, over oceans too.
 _LEAVE_S = 1.0
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_CONTINUE = b"HTTP/1.1 100 "
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
-_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
+_REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
+_FULL_RETRY_AFTER_S = 1.0
+
+
+class _Unchunked:
+    """The transport of an answer to HTTP/1.0: what uvicorn writes to it, without chunks (RFC 9112 §6.1).
+
+    It writes the head at once, and then each chunk, and the end, whole.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._in_head = True
+        self._chunked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.WriteTransport`."""
+        if data.startswith(_CONTINUE):
+            return  # neither does HTTP/1.0 know an interim answer
+        if self._in_head:
+            self._in_head, self._chunked = False, _CHUNKED in data
+            self._transport.write(data.replace(_CHUNKED, b"\r\n"))
+        elif self._chunked:
+            size, _, rest = data.partition(b"\r\n")
+            self._transport.write(rest[: int(size or b"0", 16)])  # an empty piece is no chunk
+        else:
+            self._transport.write(data)
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
     """One client connection."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limit: ConnectionLimit | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limit = limit or ConnectionLimit(sys.maxsize)
         self._head_bytes = 0
         self._in_head = True
         self._ignored_upgrade = False
         self._refused = False
+        self._chunks = True
         self._head_timer: asyncio.TimerHandle | None = None
         # Of the request that is being answered; others in the same connection wait for it.
         self.left: Callable[[], None] | None = None
@@ -58,6 +95,15 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
         super().connection_made(transport)
+        if not self._limit.opened(self):
+            self._refuse(
+                unavailable(
+                    "The router has too many connections.",
+                    code="too_many_connections",
+                    retry_after_s=_FULL_RETRY_AFTER_S,
+                )
+            )
+            return
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -65,9 +111,14 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._stop_send_timer()
         self._stop_leave_timer()
+        self._limit.closed(self)
         super().connection_lost(exc)
         if self.left:
             self.left()
+
+    def close_idle(self) -> None:
+        """See `Closable`."""
+        self.transport.close()
 
     @property
     def open(self) -> bool:
@@ -77,7 +128,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def write(self, data: bytes) -> bool:
         """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
         if not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data)
         return not self.flow.write_paused
 
     def pause_writing(self) -> None:
@@ -124,6 +175,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """A new head begins, perhaps behind another request in the same segment."""
         self._in_head = True
         self._ignored_upgrade = False
+        self._limit.busy(self)
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         super().on_message_begin()
@@ -140,6 +192,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
             if self.closes:
                 self._stop_leave_timer()
                 self.cycle.keep_alive = False
+            if self.scope["http_version"] == "1.0":
+                self._chunks = False
+                self.cycle.transport = _Unchunked(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""
@@ -156,9 +211,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """An answer is out; what its headers promised of the connection is kept for a moment more."""
+        """An answer is written; another request may wait behind it, and one more may come where the door closes."""
+        waits = bool(self.pipeline)
         super().on_response_complete()
-        if self.closes and self.cycle.response_complete and not self.transport.is_closing():
+        if waits or self.transport.is_closing():
+            return
+        self._limit.idle(self)
+        if self.closes:
             self._leave_soon()
 
     def shutdown(self) -> None:
@@ -210,8 +269,9 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """
         self._refused = True
         body = orjson.dumps(error.payload())
+        again = b"retry-after: %d\r\n" % error.retry_after_s if error.retry_after_s else b""
         self.transport.write(
-            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
-            % (error.status, _REASONS[error.status], len(body), body)
+            b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n%sconnection: close\r\n\r\n%s"
+            % (error.status, _REASONS[error.status], len(body), again, body)
         )
         self.loop.call_later(_LINGER_S, self.transport.close)

@@ -11,7 +11,7 @@ import itertools
 
 from serve_app.catalog import AUTO
 from serve_app.errors import ApiError, bad_request, model_not_found
-from serve_app.model_schema import Model
+from serve_app.model_schema import PROFILES, Model
 from serve_app.routing.facts import Facts
 from serve_app.routing.media import foreign_media
 from serve_app.routing.policy import Policy
@@ -19,7 +19,6 @@ from serve_app.routing.reading import ESTIMATE_ERROR, Reading
 from serve_app.routing.sticky import Past, switch_cost_s
 from serve_app.routing.thinking import Wish
 
-_PROFILES = {"think": True, "fast": False}
 _THINKING = "thinking"
 # Alternatives for each token. To vLLM -1 is the whole vocabulary, where its own limit was lifted.
 _ALTERNATIVES = ("logprobs", "top_logprobs", "prompt_logprobs")
@@ -36,8 +35,8 @@ def named_model(reading: Reading) -> tuple[Model | None, str, Wish | None]:
         return _explicit(reading, model, name, None)
     # Profiles come last, so that ids which themselves hold a colon keep working.
     base, _, suffix = name.rpartition(":")
-    if suffix in _PROFILES:
-        profile = Wish(_PROFILES[suffix], "profile")
+    if suffix in PROFILES:
+        profile = Wish(PROFILES[suffix], "profile")
         if base == AUTO:
             return None, "default", profile
         if model := reading.catalog.find(base):

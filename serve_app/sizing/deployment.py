@@ -41,10 +41,10 @@ def engine_fit(config: Config, model: Model, files: Mapping[str, Any]) -> tuple[
     """
     args = config.engine_spec(model).args
     size = gpu_bytes_of(config, model)
-    kv_cache = _KV_TYPES.get(str(args.get("kv_cache_dtype", "auto")))
+    kv_cache = _KV_TYPES.get(str(args.get("kv_cache_dtype") or "auto"))
     if not size or not kv_cache or any(args.get(key) for key in _NOT_COUNTED) or args.get("dtype") == "float32":
         return None
-    if int(args.get("pipeline_parallel_size", 1)) > 1 or args.get("quantization") not in (None, "fp8"):
+    if int(args.get("pipeline_parallel_size") or 1) > 1 or args.get("quantization") not in (None, "fp8"):
         return None
     shape = read_shape(files)
     own = shape.quantization
@@ -53,8 +53,8 @@ def engine_fit(config: Config, model: Model, files: Mapping[str, Any]) -> tuple[
         context=model.context,
         quantization=chosen(None if own else args.get("quantization"), own),
         kv_cache=kv_cache,
-        tensor_parallel=int(args.get("tensor_parallel_size", 1)),
-        utilization=float(args.get("gpu_memory_utilization", UTILIZATION)),
+        tensor_parallel=int(args.get("tensor_parallel_size") or 1),
+        utilization=float(args.get("gpu_memory_utilization") or UTILIZATION),
         max_num_seqs=args.get("max_num_seqs"),
         max_num_batched_tokens=args.get("max_num_batched_tokens"),
         eager=bool(args.get("enforce_eager")),

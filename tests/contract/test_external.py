@@ -19,7 +19,7 @@ import uvicorn
 
 from benchmarks.servers import BARE_MODULE
 from serve_app.config import Config
-from serve_app.engines import vllm
+from serve_app.engines.environment import host_environment
 from serve_app.models.replicas import set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.deployment import NoPool
@@ -41,7 +41,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     command = [sys.executable, "-m", BARE_MODULE, "--host", "127.0.0.1", "--port", str(port), "--api-key", KEY]
     command += ["--model", str(MODELS_DIR / "smollm2-135m-instruct"), "--served-model-name", THERE]
     command += ["--dtype", "bfloat16", "--enforce-eager", "--max-model-len", str(CONTEXT), "--max-num-seqs", "8"]
-    environment = {**os.environ, **vllm.host_environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **host_environment(), "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     log = tmp_path_factory.mktemp("vllm") / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)

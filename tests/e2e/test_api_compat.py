@@ -131,3 +131,8 @@ def test_characters_of_several_tokens_arrive_whole(real: Service, stream: bool) 
     assert (answer.content, answer.finish) == (line, "stop")
     if stream:
         assert "\ufffd" not in json.dumps(answer.raw, ensure_ascii=False)
+
+
+def test_several_answers_without_randomness_are_the_one_that_there_is(real: Service) -> None:
+    one, three = (ask(real, body("2+2?", n=n, top_p=0, **OFF)) for n in (1, 3))
+    assert [choice["message"]["content"] for choice in three.raw["choices"]] == [one.content] * 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,11 @@ def test_slow_models_are_no_applications_that_hold_back_the_hot_one(builds: dict
     (application,) = config["applications"]
     assert [model["id"] for model in application["args"]["models"] if model["tier"] == "resident"] == ["qwen3-14b"]
     assert worker(ray_service(builds[name])["spec"])["minReplicas"] >= 1
+
+
+def test_a_node_can_be_drained_while_the_hot_model_is_away(builds: dict[str, Documents], kuberay: KubeRay) -> None:
+    """kubernetes/kubernetes#72320: nobody is ready then, and the budget would keep every pod where it is."""
+    cautious = copy.deepcopy(builds["base"])
+    budget = next(each for each in cautious if each["kind"] == "PodDisruptionBudget")
+    del budget["spec"]["unhealthyPodEvictionPolicy"]
+    assert "must be AlwaysAllow: a node whose pods are not ready" in found_in(cautious, kuberay)

@@ -10,6 +10,7 @@ from serve_app.residency.events import (
     Grant,
     Load,
     Loaded,
+    Order,
     Refuse,
     Sleep,
     Stage,
@@ -546,3 +547,57 @@ def test_important_and_recently_used_models_stay_longest() -> None:
     w.want("new")
     w.run(10)
     assert [action.model for _, action in w.log if isinstance(action, Unload)] == ["old"]
+
+
+# Engines that measure the accelerator while they load
+
+
+def test_load_that_fails_because_another_gave_memory_back_is_tried_again_and_its_waiter_is_not_told() -> None:
+    w = awake(world(model("a", 3), model("b", 3), model("c", 3), measured=True), "a")
+    w.want("b")
+    w.run(1)
+    w.fails.add(("b", Stage.LOADING))
+    w.order("a", Order.UNLOAD)
+    w.run(w.times.load_s - 1 + TICK_S)
+    w.heal()
+    assert (w.actions(Refuse), w.stage("b"), len(w.actions(Load, "b"))) == ([], Stage.LOADING, 2)
+    w.run(w.times.load_s + TICK_S)
+    assert w.actions(Grant, "b")
+    assert w.policy.failure("b") == ""
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_load_that_fails_by_itself_is_refused_with_a_back_off(moves: bool) -> None:
+    """Undisturbed at once; else after one more try, however much moves."""
+    w = awake(world(model("a", 3), model("b", 3), measured=True), "a")
+    w.fails.add(("b", Stage.LOADING))
+    w.want("b")
+    if moves:
+        w.order("a", Order.UNLOAD)
+    w.run(w.times.load_s + TICK_S)
+    if moves:
+        assert w.actions(Refuse) == []
+        w.order("a", Order.LOAD)
+        w.order("a", Order.UNLOAD)
+        w.run(w.times.load_s + TICK_S)
+    assert len(w.actions(Refuse, "b")) == 1
+    assert w.policy.refusal("b", w.now)
+
+
+def test_a_model_that_wakes_disturbs_a_load_likewise() -> None:
+    w = asleep(world(sleeper("a", 4), model("b", 3), host_bytes=20, measured=True), "a")
+    w.want("b")
+    w.fails.add(("b", Stage.LOADING))
+    w.want("a")
+    w.run(w.times.load_s + TICK_S)
+    assert (w.actions(Refuse), w.stage("b")) == ([], Stage.LOADING)
+
+
+def test_idle_models_are_put_away_after_a_load_and_not_in_it() -> None:
+    w = awake(world(model("a", 3, idle_unload_s=5), model("b", 3), measured=True), "a")
+    w.hangs.add(("b", Stage.LOADING))
+    w.want("b")
+    w.run(10)
+    assert w.stage("a") is Stage.AWAKE
+    w.run(w.times.hang_s)
+    assert w.stage("a") is Stage.STOPPED

@@ -173,3 +173,38 @@ async def test_an_image_for_a_model_without_eyes_is_refused_with_the_reason(url:
     call = await refused({"messages": [{"role": "user", "content": parts}], **named})
     assert (call.status, call.error["code"]) == (400, "unsupported_content")
     assert "image" in call.error["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"kv_transfer_params": {"do_remote_prefill": True, "remote_host": "10.0.0.1"}}, "kv_transfer_params"),
+        ({"ec_transfer_params": {"peer": "10.0.0.1"}}, "ec_transfer_params"),
+        ({"vllm_xargs": {"kv_transfer_params": "xyzzy"}}, "vllm_xargs"),
+        ({"vllm_xargs": "xyzzy"}, "vllm_xargs"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"chat_template": "{{ messages }}"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"conversation": [["xyzzy"]]}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"return_tensors": "pt"}}, "chat_template_kwargs"),
+    ],
+)
+async def test_what_engines_tell_each_other_or_their_renderers_is_no_clients_to_say(
+    path: str, fields: dict[str, Any], param: str
+) -> None:
+    """vLLM would fetch a KV cache from there; a text for one is a 500, which reads as: try again."""
+    text = {"prompt": "hi"} if path == "/v1/completions" else {"input": "hi"}
+    said = {"messages": body()["messages"]} if path == "/v1/chat/completions" else text
+    async with front(OK) as (app, (upstream,)):
+        call = await Call(app, {**said, **fields}, path=path).done()
+        assert (call.status, call.json["error"]["param"]) == (400, param)
+        assert "xyzzy" not in call.json["error"]["message"]
+        assert upstream.seen == []
+
+
+async def test_variables_of_a_template_and_null_pass() -> None:
+    async with front(OK) as (app, (upstream,)):
+        extra = {"vllm_xargs": {"a": 1}, "kv_transfer_params": None, "chat_template_kwargs": {"add_vision_id": True}}
+        call = await Call(app, body(**extra)).done()
+        assert call.status == 200, call.body
+        assert upstream.seen[0].body["vllm_xargs"] == {"a": 1}

@@ -11,7 +11,7 @@ from test_check import DEPLOYMENTS, changed
 from test_config import complaint, lazy, parsed, resident
 from typer.testing import CliRunner
 
-from serve_app.check import problems
+from serve_app.check import problems, warnings
 from serve_app.cli import app
 from serve_app.config import parse_config
 from serve_app.deployment_file import line_of
@@ -255,3 +255,179 @@ def test_every_shipped_generating_engine_can_be_filled_and_says_how_far(file: Pa
         if not (model.base or model.fake or model.external):
             assert "max_num_seqs" in model.engine, model.id
             assert model.max_ongoing_requests >= model.engine["max_num_seqs"], model.id
+
+
+# What is of the right type and still nothing that can be
+
+
+@pytest.mark.parametrize("host", ["", "http://0.0.0.0", "0.0.0.0:8000", "my host", "10.0.0.256", "*", "host:"])
+def test_a_host_that_nobody_can_listen_on_is_refused(host: str) -> None:
+    """The empty one is every address to the operating system, and looks like none."""
+    assert complaint(router={"host": host}).startswith("router.host: must be an address or a host name alone")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost", "node-3.example.internal"])
+def test_a_host_that_can_be_listened_on_is_taken(host: str) -> None:
+    assert parsed(router={"host": host}).router.host == host
+
+
+@pytest.mark.parametrize("host", ["nodes", "0.0.0.0", "::", "Node", ""])
+def test_engines_listen_on_the_node_or_on_one_address_that_routers_can_be_told(host: str) -> None:
+    assert complaint(engine_host=host).startswith("engine_host: must be `node`, or one address")
+
+
+@pytest.mark.parametrize("pool", [{}, {"pool": {"resources": {"num_gpus": 1.5}}}])
+def test_more_than_one_gpu_is_a_whole_number_of_them(pool: dict[str, Any]) -> None:
+    """Ray refuses the actor, and Serve tries it again for ever."""
+    model = resident() if pool else resident(resources={"num_gpus": 2.5})
+    assert "resources.num_gpus: must be a whole number, or less than 1" in complaint(model, **pool)
+
+
+def test_a_model_that_can_nothing_is_refused() -> None:
+    assert complaint(resident(abilities=[])).startswith("models[0].abilities: ")
+
+
+@pytest.mark.parametrize("field", ["id", "aliases"])
+def test_a_name_that_is_anothers_with_its_thinking_set_is_refused(field: str) -> None:
+    """An exact name goes before a profile: what asks the hot model to answer at once would go to the other."""
+    other = lazy(**{field: "hot:fast" if field == "id" else ["hot:fast"]})
+    assert complaint(resident(), other).startswith("models: hot:fast is what hot is called with its thinking set")
+    assert parsed(resident(id="hot:fast"), lazy()).models[0].id == "hot:fast"
+
+
+@pytest.mark.parametrize(
+    ("section", "path"),
+    [
+        ({"telemetry": {"otlp_endpoint": "http://collector:4318"}}, "telemetry.otlp_endpoint: has no path"),
+        ({"telemetry": {"otlp_endpoint": "http://collector:port/v1/traces"}}, "telemetry.otlp_endpoint: names no host"),
+        ({"audit": {"sink": "otlp", "otlp_endpoint": "http://c:4318/"}}, "audit.otlp_endpoint: has no path"),
+        ({"security": {"redis_url": "redis://cache:port/0"}}, "security.redis_url: names no host, or no number"),
+        ({"security": {"redis_url": "redis:///0"}}, "security.redis_url: names no host"),
+        ({"security": {"redis_url": "redis://cache/rates"}}, "security.redis_url: must end in the number"),
+    ],
+)
+def test_an_address_that_leads_nowhere_is_refused(section: dict[str, Any], path: str) -> None:
+    assert complaint(**section).startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("max_num_seqs: 256", "max_num_seqs: 0256", "max_num_seqs: YAML reads 0256 as 174; write that"),
+        ("drain_s: 600", "drain_s: 10:00", "router.drain_s: YAML reads 10:00 as 600; write that"),
+    ],
+)
+def test_a_number_that_yaml_reads_as_another_is_refused(tmp_path: Path, old: str, new: str, found: str) -> None:
+    text = (REPOSITORY / "deployments" / "prod.yaml").read_text()
+    (problem,) = problems(written(tmp_path, text.replace(old, new, 1)))
+    assert found in problem
+
+
+@pytest.mark.parametrize("text", ["applications: &a\n- *a\n", "a: " + "[" * 5000 + "]" * 5000])
+def test_yaml_without_an_end_is_told_and_no_traceback(tmp_path: Path, text: str) -> None:
+    assert len(problems(written(tmp_path, text))) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "found"),
+    [
+        ({"gpu_memory_utilization": 90}, "gpu_memory_utilization: Input should be less than or equal to 1"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size: Input should be greater than or equal to 1"),
+        ({"tensor_parallel_size": "two"}, "tensor_parallel_size: argument"),
+        ({"max_num_seqs": 0}, "max_num_seqs: Input should be greater than or equal to 1"),
+        ({"max_num_batched_tokens": 64}, "max_num_seqs: max_num_batched_tokens (64) must be greater than or equal"),
+        ({"quantization": "awqq"}, "quantization: vLLM has no awqq; it has awq, "),
+        ({"chat_template": "/none/chat.jinja"}, "chat_template: The supplied chat template"),
+        ({"hf_overrides": {"rope_parameters": "yarn"}}, "hf_overrides.rope_parameters: must be a mapping"),
+        ({"hf_overrides": {"rope_parameters": {"factor": "four"}}}, "hf_overrides.rope_parameters.factor: must be a"),
+    ],
+)
+def test_values_that_no_engine_starts_with_are_found_before_one_does(
+    tmp_path: Path, engine: dict[str, Any], found: str
+) -> None:
+    told = changed(tmp_path, lambda doc, args: args["models"][0]["engine"].update(engine))
+    assert len(told) == 1
+    assert told[0].startswith(f"models[0].engine.{found}"), told
+
+
+@pytest.mark.parametrize("source", ["https://huggingface.co/Qwen/Qwen3-14B", "Qwen/Qwen3 14B", "a/b/c", "Qwen/Qwen3/"])
+def test_a_source_that_is_neither_a_directory_nor_a_hub_id_is_refused(tmp_path: Path, source: str) -> None:
+    (told,) = changed(tmp_path, lambda doc, args: args["models"][0].update(source=source))
+    assert told.startswith(f"models[0].source: {source} is neither a directory below models_dir nor a hub id")
+
+
+def test_a_directory_that_is_not_here_is_a_warning(tmp_path: Path) -> None:
+    """Another machine may have it."""
+    assert changed(tmp_path, lambda doc, args: args["models"][0].update(source="/none/qwen3")) == []
+    assert warnings(tmp_path / "changed.yaml") == ["models[0].source: /none/qwen3 is not on this machine"]
+
+
+def test_seconds_that_look_like_milliseconds_are_a_warning(tmp_path: Path) -> None:
+    assert changed(tmp_path, lambda doc, args: args["router"].update(hold_s=120_000)) == []
+    assert warnings(tmp_path / "changed.yaml") == ["router.hold_s: 120000 s are 1.4 days; times are in seconds"]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (
+            lambda app: app.update(deployments=[{"name": "Router", "graceful_shutdown_timeout_s": 20}]),
+            "applications[0].deployments[0].graceful_shutdown_timeout_s: 20 is less than router.drain_s: 600",
+        ),
+        (
+            lambda app: app.update(runtime_env={"env_vars": {"VLLM_USE_V1": 1}}),
+            "applications[0].runtime_env.env_vars.VLLM_USE_V1: must be a text; put it in quotes",
+        ),
+    ],
+)
+def test_what_serve_would_take_and_regret_is_named(tmp_path: Path, change: Any, found: str) -> None:
+    (told,) = changed(tmp_path, lambda doc, args: change(doc["applications"][0]))
+    assert told.startswith(found)
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"])
+def test_a_secret_for_an_engine_is_refused_and_not_quoted(name: str) -> None:
+    """Ray's dashboard shows the configuration."""
+    said = complaint(resident(engine_env={name: "hf_xyzzy"}))
+    assert said.startswith(f"models[0].engine_env.{name}: a secret does not belong here")
+    assert "xyzzy" not in said
+
+
+def test_variables_that_only_sound_like_secrets_are_taken() -> None:
+    assert parsed(resident(engine_env={"TOKENIZERS_PARALLELISM": "false", "VLLM_CPU_KVCACHE_SPACE": "4"}))
+
+
+def _app(doc: Any) -> Any:
+    return doc["applications"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda doc, args: args["models"][0].update(id={"a": 1}), "models[0].id: "),
+        (lambda doc, args: args["models"][1].update(base={"a": 1}), "models[1].base: "),
+        (lambda doc, args: _app(doc).update(deployments=-1), "applications[0].deployments: "),
+        (lambda doc, args: _app(doc).update(deployments=[1.5]), "applications: is not of the form"),
+        (lambda doc, args: _app(doc).update(deployments=[{"name": [1]}]), "applications[0].deployments[0].name: "),
+        (lambda doc, args: _app(doc).update(runtime_env=-1), "applications[0].runtime_env: "),
+        (lambda doc, args: _app(doc).update(runtime_env={"env_vars": True}), "applications[0].runtime_env"),
+        (lambda doc, args: doc.update(http_options=7), "http_options: "),
+    ],
+)
+def test_what_is_of_another_type_is_named_and_is_no_traceback(tmp_path: Path, change: Any, found: str) -> None:
+    told = changed(tmp_path, change)
+    assert told[0].startswith(found), told
+
+
+def test_wrong_types_of_serves_hide_nothing_of_ours(tmp_path: Path) -> None:
+    def both(doc: Any, args: Any) -> None:
+        doc["http_options"] = 7
+        args["router"]["prot"] = 1
+
+    told = changed(tmp_path, both)
+    assert [problem.partition(":")[0] for problem in told] == ["http_options", "router.prot"]
+
+
+def test_an_argument_of_null_is_as_one_left_out(tmp_path: Path) -> None:
+    null = {"gpu_memory_utilization": None, "tensor_parallel_size": None, "kv_cache_dtype": None}
+    assert changed(tmp_path, lambda doc, args: args["models"][0]["engine"].update(null)) == []

@@ -16,6 +16,7 @@ from serve_app.catalog import catalog_of
 from serve_app.check import read_file
 from serve_app.config import Config, ConfigError, parse_config
 from serve_app.engines import vllm
+from serve_app.engines.environment import host_environment
 from serve_app.errors import ApiError
 from serve_app.model_schema import REPOSITORY
 from serve_app.routing.decide import decide
@@ -113,7 +114,7 @@ def test_engine_fetches_media_from_nowhere_unless_hosts_are_listed() -> None:
 
 @pytest.mark.case(127)
 def test_engine_follows_no_redirects_and_opens_nothing_for_developers_whatever_its_node_says() -> None:
-    environment = vllm.host_environment()
+    environment = host_environment()
     assert environment["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
     assert environment["VLLM_SERVER_DEV_MODE"] == "0"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 
 import pytest
 
@@ -77,3 +79,20 @@ async def test_nothing_of_a_request_stays_behind() -> None:
         turn.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     assert (len(line), line._turns) == (0, {})
+
+
+async def test_a_crowd_that_is_refused_together_does_not_come_back_together() -> None:
+    clock = Clock()
+    line = Line("m", Queue(size=1, wait_s=1e9), clock=clock)
+    await busy(line, clock, 200, 0.5)
+    waiting = asyncio.ensure_future(line.turn("k", 0))
+    await asyncio.sleep(0)
+    told = [await retry_after(line) for _ in range(100)]
+    assert told[0] == pytest.approx(1.0, rel=0.1)
+    assert max(told) <= 32
+    # Two places are freed in a second. The crowd is spread over half a minute, and no longer.
+    assert max(Counter(map(math.floor, told)).values()) <= 5
+    clock.now += 60
+    assert await retry_after(line) == pytest.approx(1.0, rel=0.1)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)

@@ -16,6 +16,7 @@ import pytest
 
 from serve_app.router import protocol
 from serve_app.router.listener import Listener, PortTaken, open_port, raise_file_limit
+from serve_app.router.wire import WIRE
 from serve_app.service_schema import RouterSettings
 
 JSON = b"content-type: application/json\r\n"
@@ -46,8 +47,8 @@ def free_port() -> int:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: Any = echo) -> AsyncIterator[int]:
-    settings = RouterSettings(port=free_port(), drain_s=1)
+async def listening(app: Any = echo, **router: Any) -> AsyncIterator[int]:
+    settings = RouterSettings(port=free_port(), drain_s=1, **router)
     listener = Listener(settings, lambda: app, "test")
     listener.start()
     async with asyncio.timeout(10):
@@ -159,6 +160,42 @@ async def test_pipelined_chunked_and_expecting_requests_are_answered_in_order() 
             assert b"100 Continue" in await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(b"hi")
         assert (await connection.answer())[2]["body"] == "hi"
+
+
+async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
+    """Answers a stream in three pieces, an empty one among them, by ASGI or by the wire."""
+    if scope["type"] == "lifespan":
+        await echo(scope, receive, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for piece in (b"data: a\n\n", b"", b"data: b\r\n0\r\n\n\n"):
+        if scope["path"] == "/wire":
+            scope[WIRE].write(piece)
+        else:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n" if scope["path"] == "/asgi" else b""})
+
+
+@pytest.mark.parametrize("path", [b"/wire", b"/asgi"])
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection(path: bytes) -> None:
+    async with listening(in_pieces) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET %s HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n\r\n" % path)
+        async with asyncio.timeout(10):
+            head, _, said = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert said == b"data: a\n\ndata: b\r\n0\r\n\n\n" + (b"data: [DONE]\n\n" if path == b"/asgi" else b"")
+
+
+async def test_a_whole_answer_to_http_1_0_has_its_length() -> None:
+    async with connected() as connection:
+        await connection.send(b"POST /a HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+        status, headers, said = await connection.answer()
+        assert (status, headers["connection"], said["body"]) == (200, "close", "hi")
+        assert await connection.closed()
 
 
 async def test_a_port_is_shared_with_the_same_service_and_refused_beside_another() -> None:
@@ -283,3 +320,52 @@ async def test_nothing_that_a_client_sends_writes_to_the_log(caplog: pytest.LogC
         writer.close()
     logging.getLogger("uvicorn").removeHandler(caplog.handler)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def opened(port: int, *, asks: bool = True) -> Connection:
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    if asks:
+        await connection.send(ASK)
+        assert (await connection.answer())[0] == 200
+    return connection
+
+
+async def is_closed(connection: Connection) -> bool:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.2):
+            return await connection.reader.read() == b""
+    return False
+
+
+@pytest.mark.parametrize("asks", [True, False], ids=["after an answer", "silent"])
+async def test_of_too_many_connections_the_one_idle_for_the_longest_is_closed(asks: bool) -> None:
+    async with listening(max_connections=3) as port:
+        crowd = [await opened(port, asks=asks) for _ in range(3)]
+        await crowd[0].send(ASK)  # it is the last that became idle now
+        assert (await crowd[0].answer())[0] == 200
+        newcomer = await opened(port)
+        assert [await is_closed(each) for each in (*crowd, newcomer)] == [False, True, False, False]
+        for _ in range(20):
+            await opened(port)
+        assert all([await is_closed(each) for each in crowd])
+
+
+async def test_where_all_connections_are_busy_one_more_is_told_when_to_come_back() -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] == "/slow":
+            await asyncio.to_thread(released.wait, 10)
+        await echo(scope, receive, send)
+
+    released = threading.Event()
+    async with listening(slow, max_connections=2) as port:
+        busy = [await opened(port, asks=False) for _ in range(2)]
+        for each in busy:
+            await each.send(ASK.replace(b"/ ", b"/slow "))
+        status, headers, answer = await (await opened(port, asks=False)).answer()
+        assert (status, headers["retry-after"], answer["error"]["code"]) == (503, "1", "too_many_connections")
+        released.set()
+        assert [(await each.answer())[0] for each in busy] == [200, 200]
+        assert await opened(port)

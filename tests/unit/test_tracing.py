@@ -265,7 +265,7 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Collector:
     return made
 
 
-EXPORTED = {"telemetry": {"otlp_endpoint": "http://collector"}}
+EXPORTED = {"telemetry": {"otlp_endpoint": "http://collector:4318/v1/traces"}}
 WORDS = [event("a"), event("b")]
 
 

@@ -90,6 +90,11 @@ def _budget(document: Document, documents: Sequence[Document], pods: Sequence[Po
         yield Problem(at(document, "spec", "minAvailable"), "must be a number; KubeRay's pods support nothing else")
     elif chosen and not 0 < least < always:
         yield Problem(at(document, "spec", "minAvailable"), f"{least} of {always} pods: must be 1 to {always - 1}")
+    if dig(document, "spec", "unhealthyPodEvictionPolicy") != "AlwaysAllow":
+        yield Problem(
+            at(document, "spec", "unhealthyPodEvictionPolicy"),
+            "must be AlwaysAllow: a node whose pods are not ready could never be drained",
+        )
 
 
 def _stateful(document: Document, documents: Sequence[Document], pods: Sequence[Pods]) -> Iterator[Problem]:
