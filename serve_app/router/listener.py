@@ -60,7 +60,8 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _new_protocol(self) -> asyncio.Protocol:
-        return FrontDoorProtocol(self.config, self.server_state, self.lifespan.state)
+        new: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
 
 def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
@@ -113,8 +114,8 @@ class Listener:
             ws="none",
             lifespan="on",
             access_log=False,
-            # Its own would close every handler of the process, Serve's too: a new controller (2.60), after the loss of
-            # a head, asks each replica where it logs, and replaced all Routers at once because they could not say.
+            # Its own would close every handler of the process, Serve's too. Serve's controller (2.60), when it comes
+            # back on a new head, asks each replica where it logs, and replaced all Routers: they could not say.
             log_config=None,
             log_level="warning",
             timeout_keep_alive=self._settings.keep_alive_s,

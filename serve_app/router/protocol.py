@@ -35,10 +35,10 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
-_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
-_CONTINUE = b"HTTP/1.1 100 "
 # Longer than a request is on its way to us, over oceans too.
 _LEAVE_S = 1.0
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_CONTINUE = b"HTTP/1.1 100 "
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 _FULL_RETRY_AFTER_S = 1.0
@@ -110,8 +110,8 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """Forget the timers."""
         self._stop_timer()
         self._stop_send_timer()
-        self._limit.closed(self)
         self._stop_leave_timer()
+        self._limit.closed(self)
         super().connection_lost(exc)
         if self.left:
             self.left()
@@ -189,12 +189,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if not self._ignored_upgrade:
             super().on_headers_complete()
             self.scope[WIRE] = self  # type: ignore[literal-required]
-            if self.scope["http_version"] == "1.0":
-                self._chunks = False
-                self.cycle.transport = _Unchunked(self.transport)  # type: ignore[assignment]
             if self.closes:
                 self._stop_leave_timer()
                 self.cycle.keep_alive = False
+            if self.scope["http_version"] == "1.0":
+                self._chunks = False
+                self.cycle.transport = _Unchunked(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""
@@ -211,12 +211,13 @@ class FrontDoorProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def on_response_complete(self) -> None:
-        """An answer is out, and another request may wait behind it; what its headers promised is kept a moment more."""
+        """An answer is written; another request may wait behind it, and one more may come where the door closes."""
         waits = bool(self.pipeline)
         super().on_response_complete()
-        if not waits and not self.transport.is_closing():
-            self._limit.idle(self)
-        if self.closes and self.cycle.response_complete and not self.transport.is_closing():
+        if waits or self.transport.is_closing():
+            return
+        self._limit.idle(self)
+        if self.closes:
             self._leave_soon()
 
     def shutdown(self) -> None:
