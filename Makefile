@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu pictures fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu pictures fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,14 +57,15 @@ lint: setup ## check style and format
 types: setup ## check types (mypy --strict)
 	@$(PY) -m mypy
 
+# On two workers of pytest-xdist. ARGS="-n 0" is one that shows all output as it comes (with -s) and stops for --pdb.
 unit: setup ## tests of the parts, and the policies in simulated time: no Ray, seconds
-	@$(PY) -m pytest tests/unit tests/sim $(ARGS)
+	@$(PY) -m pytest tests/unit tests/sim -n 2 --dist worksteal $(ARGS)
 
 contract: models ## the same behaviours against the fake and the real engine
-	@$(PY) -m pytest tests/contract $(ARGS)
+	@$(PY) -m pytest tests/contract -n 2 --dist loadfile $(ARGS)
 
 e2e: models ## through `serve run` and the openai client
-	@$(PY) -m pytest tests/e2e $(ARGS)
+	@$(PY) -m pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-ui: models ## the page in a real Chromium (root's apt-get installs it; where none can be had it says so)
 	@$(call EXTRA,ui)
@@ -91,6 +92,9 @@ gpu: models ## what needs a CUDA GPU: sleep, wake and the memory that they free 
 
 chaos: setup ## kill parts of a running service while clients ask, and print what they saw (not part of test)
 	@$(PY) -m pytest tests/chaos -s --chaos-report run/chaos.md $(ARGS)
+
+cluster-sim: setup ## drills on 3 fake GPU nodes under streaming load: scaling, a node and the head killed, serve deploy (not part of test)
+	@exec $(PY) -m tests.cluster_sim --json run/cluster-sim.json $(ARGS)
 
 load: setup ## Locust against a fresh local service, or make load ARGS='--url http://127.0.0.1:8000 --users 100 --seconds 60'
 	@$(call EXTRA,load)

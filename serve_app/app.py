@@ -46,7 +46,7 @@ def build(args: dict[str, Any]) -> Application:
         num_replicas=config.router.replicas,
         ray_actor_options={"num_cpus": config.router.num_cpus},
         max_ongoing_requests=config.router.max_in_flight,
-        graceful_shutdown_timeout_s=config.router.drain_s + SHUTDOWN_MARGIN_S,
+        graceful_shutdown_timeout_s=config.router.leave_s + config.router.drain_s + SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=5,
     )

@@ -96,7 +96,7 @@ def up(file: DeploymentFile, console: Console) -> int:
         try:
             return _watch(config, child, log_path, stopping, console)
         finally:
-            _stop(child, config.router.drain_s, stopping, console)
+            _stop(child, config.router.leave_s + config.router.drain_s, stopping, console)
 
 
 def _short(path: Path) -> str:
@@ -296,13 +296,13 @@ def _say_ready(config: Config, took_s: float, console: Console) -> None:
     console.print(f"Switchyard is ready at {_url(config)} (Ctrl-C stops it)", highlight=False, soft_wrap=True)
 
 
-def _stop(child: subprocess.Popen[bytes], drain_s: float, stopping: _Stopping, console: Console) -> None:
+def _stop(child: subprocess.Popen[bytes], stop_s: float, stopping: _Stopping, console: Console) -> None:
     """End everything that was started: first as Serve does it, then by force. A second Ctrl-C is for force."""
     told = stopping.count
     if child.poll() is None:
         console.print("Stopping; running answers are finished first. Ctrl-C again ends them.", highlight=False)
         child.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + drain_s + _STOP_MARGIN_S
+        deadline = time.monotonic() + stop_s + _STOP_MARGIN_S
         while child.poll() is None and time.monotonic() < deadline and stopping.count == told:
             time.sleep(_POLL_S)
     # We are their subreaper: whatever Ray or an engine left behind is a descendant of ours.

@@ -111,6 +111,11 @@ class RouterSettings(Strict):
     prefix_affinity: bool = Field(
         True, description="Of several replicas prefer one that has the beginning of the prompt in its prefix cache."
     )
+    leave_s: Annotated[float, Field(ge=0)] = Field(
+        0,
+        description="On shutdown, scale-down and upgrade /ready is 503 for this long before nobody new is let in: time"
+        " for a load balancer to look elsewhere.",
+    )
     drain_s: Annotated[float, Field(ge=0)] = Field(
         600, description="On shutdown, scale-down and upgrade running streams get this long to finish."
     )

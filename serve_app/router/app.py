@@ -52,6 +52,7 @@ from serve_app.router.relay import Relay
 from serve_app.router.reply import error_response, json_response
 from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
+from serve_app.router.slashes import without_slashes
 from serve_app.router.tokens import TokenCounter
 from serve_app.router.ui import Page
 from serve_app.routing.facts import Endpoint
@@ -68,6 +69,7 @@ logger = logging.getLogger(__name__)
 # Probes must see a full Router as alive.
 _ALWAYS_ANSWERED = frozenset({"/health", "/ready"})
 _ENGINE_PATHS = frozenset(PATHS.values())
+_WITHOUT_A_NAME = _ENGINE_PATHS | {"/v1/models"}
 
 
 class RouterApp:
@@ -76,7 +78,8 @@ class RouterApp:
     `deployments`: see `Fleet`. `identity` tells this service from another one on the same machine. What is not the
     `front_door` gets few requests, and starts its scorer with the first one. `metrics`: who counts, if anybody does;
     `nodes` tells of the nodes of the cluster; `name`: this replica's. `before`: the app of the configuration until now;
-    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not.
+    what has a state is taken over from it. `refused` says why a newer configuration was not taken, if one was not;
+    `leaving` whether the front door closes soon.
     """
 
     def __init__(
@@ -92,10 +95,11 @@ class RouterApp:
         front_door: bool = True,
         before: RouterApp | None = None,
         refused: Callable[[], str] = lambda: "",
+        leaving: Callable[[], bool] = lambda: False,
     ) -> None:
         self._identity = identity
         self._front_door = front_door
-        self._refused = refused
+        self._refused, self._leaving = refused, leaving
         self._version = policy_hash(config)
         self._took_over = before is not None
         self._background: list[asyncio.Task[None]] = []
@@ -240,7 +244,7 @@ class RouterApp:
         elif scope["type"] == "websocket":  # Serve's proxy passes them on
             await send({"type": "websocket.close", "code": 1008})
         else:
-            await self._entrance(scope, receive, send)
+            await self._entrance(without_slashes(scope, _WITHOUT_A_NAME), receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
@@ -373,6 +377,7 @@ class RouterApp:
     async def ready(self, request: Request) -> Response:
         """Whether requests to the resident models would be answered now, and loads go on."""
         ready, details = await self.fleet.readiness()
+        ready = ready and not self._leaving()
         try:
             allowed = self._keys.caller(request.headers).models
         except ApiError:

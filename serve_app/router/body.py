@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 from typing import Any
 
 import orjson
@@ -38,7 +39,8 @@ async def read_body(headers: Headers, receive: Receive, *, max_bytes: int, timeo
         raise ApiError(415, "Compressed bodies are not accepted; send it plain.", code="unsupported_media_type")
     try:
         async with asyncio.timeout(timeout_s):
-            return await _read(receive, max_bytes)
+            # RFC 8259 §8.1: whoever reads JSON may pass over it, and .NET and PowerShell write one.
+            return (await _read(receive, max_bytes)).removeprefix(codecs.BOM_UTF8)
     except TimeoutError:
         raise ApiError(408, f"The body did not arrive within {timeout_s:g} s.", code="body_timeout") from None
 

@@ -36,4 +36,4 @@ def rough_tokens(caller: Caller, parsed: object) -> int:
 
 def _count_in(value: object) -> int:
     """A number as a client may have written one, before it is checked; 0 for what is none."""
-    return value if isinstance(value, int) and value > 0 else 0
+    return int(value) if isinstance(value, int | float) and value > 0 else 0

@@ -90,6 +90,7 @@ class Router:
                 front_door=front_door,
                 before=before,
                 refused=lambda: self._refused,
+                leaving=lambda: self._listener.leaving,
             )
 
         self._front: LiveApp | None = None

@@ -27,6 +27,8 @@ _FIELD = re.compile(
 )
 # One of a validator's findings, as vLLM writes it: its place may hold a key of the client's own.
 _FINDING = re.compile(r"'loc': '(?:body\.)?([^']{0,200})', 'msg': (?:'([^']{1,300})'|\"([^\"]{1,300})\")")
+# What its messages say besides: where in xgrammar's source, the field again and its value, all that it was asked for.
+_ASIDE = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: | \(parameter=[^()]*(?:, value=.*)?\)$|: \{'json': .*", re.DOTALL)
 _ERROR_BODY_BYTES = 1 << 20
 _MESSAGE_CHARS = 600
 
@@ -83,6 +85,8 @@ def _as_api_error(status: int, fields: Any) -> ApiError:
         param = param or _known_field(finding[1])
         said = (finding[2] or finding[3]).rstrip(".")
         message = f"`{param}`: {said}." if param else f"The body is not what the endpoint takes: {said}."
+    if message.startswith("Invalid structural tag specification"):
+        message, param = "No grammar can be made of the schemas in `tools`.", param or "tools"
     code = "invalid_value"
     if (
         "context length" in message
@@ -106,4 +110,5 @@ def _without_input(message: str) -> str:
     """vLLM's validation messages quote what the client sent under `input`; ours do not."""
     for marker in ("'input':", '"input":', "input_value=", "input="):
         message = message.split(marker, 1)[0]
+    message = _ASIDE.sub("", message)
     return message.rstrip(" ,{[(")[:_MESSAGE_CHARS] or "The engine refused a value in the request."

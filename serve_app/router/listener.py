@@ -44,11 +44,30 @@ class PortTaken(Exception):
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the process's signals to Ray."""
+    """A server that leaves the process's signals to Ray, and loses no connection that the kernel took for it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Uvicorn's. With its socket the kernel would reset the connections that nobody has accepted yet."""
+        waiting = [connection for sock in sockets or [] for connection in _accepted(sock)]
+        for server in self.servers:
+            server.close()
+        for connection in waiting:
+            await asyncio.get_running_loop().connect_accepted_socket(self._new_protocol, connection)
+        await super().shutdown(sockets)
+
+    def _new_protocol(self) -> asyncio.Protocol:
+        new: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return new(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+
+def _accepted(sock: socket.socket) -> Iterator[socket.socket]:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield sock.accept()[0]
 
 
 class Listener:
@@ -65,6 +84,8 @@ class Listener:
         self._server: _Server | None = None
         self._serving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="front-door", daemon=True)
+        # From then on `/ready` says no, and whoever comes is served nevertheless.
+        self.leaving = False
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -75,8 +96,10 @@ class Listener:
         return self._thread.is_alive()
 
     async def stop(self) -> None:
-        """Accept nothing more, let running requests finish within `drain_s`, and end."""
+        """Say for `leave_s` that it goes, then accept nothing more, finish what runs within `drain_s`, and end."""
         await asyncio.to_thread(self._serving.wait, _START_WAIT_S)
+        self.leaving = True
+        await asyncio.sleep(self._settings.leave_s)
         if self._server:
             self._server.should_exit = True
             await asyncio.to_thread(self._thread.join)
@@ -91,6 +114,9 @@ class Listener:
             ws="none",
             lifespan="on",
             access_log=False,
+            # Its own would close every handler of the process, Serve's too. Serve's controller (2.60), when it comes
+            # back on a new head, asks each replica where it logs, and replaced all Routers: they could not say.
+            log_config=None,
             log_level="warning",
             timeout_keep_alive=self._settings.keep_alive_s,
             timeout_graceful_shutdown=math.ceil(self._settings.drain_s),

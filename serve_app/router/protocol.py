@@ -9,7 +9,9 @@
 - A client that takes nothing of its answer for a minute is dropped: else it would keep its place in an engine for as
   long as it likes, at no cost.
 - There are only so many at once (`ConnectionLimit`).
+- To HTTP/1.0, which nginx speaks unless told otherwise, no stream is chunked: it ends with its connection.
 - What cannot be parsed is refused in OpenAI's shape.
+- When the listener stops, a connection that looks idle is not closed at once: its client may just be sending.
 
 Written against uvicorn 0.54; `tests/unit/test_protocol.py` speaks to it over raw sockets.
 """
@@ -33,9 +35,41 @@ MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 SEND_TIMEOUT_S = 60.0
 _LINGER_S = 1.0
+# Longer than a request is on its way to us, over oceans too.
+_LEAVE_S = 1.0
+_CHUNKED = b"\r\ntransfer-encoding: chunked\r\n"
+_CONTINUE = b"HTTP/1.1 100 "
 _HOP_BY_HOP = frozenset({b"upgrade", b"http2-settings", b"connection"})
 _REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large", 503: b"Service Unavailable"}
 _FULL_RETRY_AFTER_S = 1.0
+
+
+class _Unchunked:
+    """The transport of an answer to HTTP/1.0: what uvicorn writes to it, without chunks (RFC 9112 §6.1).
+
+    It writes the head at once, and then each chunk, and the end, whole.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._in_head = True
+        self._chunked = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        """See `asyncio.WriteTransport`."""
+        if data.startswith(_CONTINUE):
+            return  # neither does HTTP/1.0 know an interim answer
+        if self._in_head:
+            self._in_head, self._chunked = False, _CHUNKED in data
+            self._transport.write(data.replace(_CHUNKED, b"\r\n"))
+        elif self._chunked:
+            size, _, rest = data.partition(b"\r\n")
+            self._transport.write(rest[: int(size or b"0", 16)])  # an empty piece is no chunk
+        else:
+            self._transport.write(data)
 
 
 class FrontDoorProtocol(HttpToolsProtocol):
@@ -48,6 +82,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self._in_head = True
         self._ignored_upgrade = False
         self._refused = False
+        self._chunks = True
         self._head_timer: asyncio.TimerHandle | None = None
         # Of the request that is being answered; others in the same connection wait for it.
         self.left: Callable[[], None] | None = None
@@ -55,6 +90,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         self.closing: Callable[[], None] | None = None
         self.closes = False
         self._send_timer: asyncio.TimerHandle | None = None
+        self._leave_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count the time until the first head is complete."""
@@ -74,6 +110,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """Forget the timers."""
         self._stop_timer()
         self._stop_send_timer()
+        self._stop_leave_timer()
         self._limit.closed(self)
         super().connection_lost(exc)
         if self.left:
@@ -83,20 +120,6 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """See `Closable`."""
         self.transport.close()
 
-    def on_response_complete(self) -> None:
-        """An answer is written; another request may wait behind it."""
-        waits = bool(self.pipeline)
-        super().on_response_complete()
-        if not waits and not self.transport.is_closing():
-            self._limit.idle(self)
-
-    def shutdown(self) -> None:
-        """The front door closes: an answer that would never end by itself is told."""
-        super().shutdown()
-        self.closes = True
-        if self.closing:
-            self.closing()
-
     @property
     def open(self) -> bool:
         """See `Wire`."""
@@ -105,7 +128,7 @@ class FrontDoorProtocol(HttpToolsProtocol):
     def write(self, data: bytes) -> bool:
         """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
         if not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            self.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunks else data)
         return not self.flow.write_paused
 
     def pause_writing(self) -> None:
@@ -166,6 +189,12 @@ class FrontDoorProtocol(HttpToolsProtocol):
         if not self._ignored_upgrade:
             super().on_headers_complete()
             self.scope[WIRE] = self  # type: ignore[literal-required]
+            if self.closes:
+                self._stop_leave_timer()
+                self.cycle.keep_alive = False
+            if self.scope["http_version"] == "1.0":
+                self._chunks = False
+                self.cycle.transport = _Unchunked(self.transport)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """Body bytes of the request under way."""
@@ -180,6 +209,37 @@ class FrontDoorProtocol(HttpToolsProtocol):
         # The end of a long body stopped the reading. Nobody asks for more, but its client's leaving is to be heard.
         if not self.pipeline:
             self.flow.resume_reading()
+
+    def on_response_complete(self) -> None:
+        """An answer is written; another request may wait behind it, and one more may come where the door closes."""
+        waits = bool(self.pipeline)
+        super().on_response_complete()
+        if waits or self.transport.is_closing():
+            return
+        self._limit.idle(self)
+        if self.closes:
+            self._leave_soon()
+
+    def shutdown(self) -> None:
+        """The front door closes: the next answer ends the connection and says so, or a moment without a request does.
+
+        An answer that would never end by itself is told.
+        """
+        self.closes = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._leave_soon()
+        elif not self.cycle.response_started:
+            self.cycle.keep_alive = False
+        if self.closing:
+            self.closing()
+
+    def _leave_soon(self) -> None:
+        self._leave_timer = self.loop.call_later(_LEAVE_S, self.transport.close)
+
+    def _stop_leave_timer(self) -> None:
+        if self._leave_timer:
+            self._leave_timer.cancel()
+            self._leave_timer = None
 
     def _head_without_upgrade(self) -> bytes:
         lines = [self.parser.get_method() + b" " + self.url + b" HTTP/1.1"]

@@ -2,6 +2,10 @@
 
 - The reasoning has the names that the configuration says (`reasoning`, `reasoning_content`).
 - A tool call that was cut off, or written where no parser looks for it, is no raw markup in `content`.
+- What follows a thought begins with its text: the empty lines after the thought are the template's, and a model whose
+  budget ran out may end its thought once more (vllm-project/vllm#39697).
+- A thought that the client does not want is left out, and with it what would tell its tokens.
+- An answer that `max_tokens` ended says so, even if its calls are whole: vLLM (0.32) says it in a stream only.
 - Where the model thinks, the client's `stop` strings end the answer, not the thought: vLLM matches them in both
   (vllm-project/vllm#52393), so it is not told of them then.
 
@@ -11,6 +15,7 @@ Byte for byte where nothing is to be done, which is the rule.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import uuid
 from collections import defaultdict
@@ -24,7 +29,7 @@ from serve_app.model_schema import Model
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
 from serve_app.routing.facts import Facts
-from serve_app.routing.outgoing import stops_of
+from serve_app.routing.outgoing import hides_thought, stops_of
 
 Names = Literal["both", "reasoning", "reasoning_content"]
 
@@ -36,6 +41,8 @@ _FINISHED = b'"finish_reason":"'
 _NO_REASONING = b'"reasoning":null'
 _TOOL_CALLS = b'"tool_calls":'
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_THOUGHT_END = "</think>"
+_BREAKS = "\r\n"
 # What a model writes when it says nothing: the end of its thought, line ends, its last token.
 _SILENT_TOKENS = 8
 _MARKUP = re.compile(rf"\A\s*{_OPEN}|{_OPEN}\s*\{{")
@@ -43,27 +50,43 @@ _MARKUP = re.compile(rf"\A\s*{_OPEN}|{_OPEN}\s*\{{")
 
 @dataclasses.dataclass(slots=True)
 class _Choice:
-    """What was seen of one choice of a stream. `held`: content that may be the beginning of a stop string."""
+    """What was seen of one choice of a stream. `held`: content that may be the beginning of a stop string.
+
+    `begun`: its text has. `calls`: the arguments of each call so far.
+    """
 
     held: str = ""
     stopped: str | None = None
     thought: str = ""
     called: bool = False
+    begun: bool = False
+    calls: defaultdict[int, str] = dataclasses.field(default_factory=lambda: defaultdict(str))
 
 
 class Shape:
-    """What is to be done to one answer. One object for one answer: a stream leaves traces in it."""
+    """What is to be done to one answer. One object for one answer: a stream leaves traces in it.
+
+    `most`: tokens that an only answer, and that it and its prompt may have, where the model chooses whether to call.
+    `thinks`: so many choices think first; `hides`: in secret.
+    """
 
     def __init__(
         self,
         *,
         names: Names = "reasoning",
         tools: bool = False,
+        most: tuple[int | None, int] | None = None,
         stops: Sequence[str] = (),
+        thinks: int = 0,
+        hides: bool = False,
         tally: Tally | None = None,
     ) -> None:
         self._names = names
         self._tools = tools
+        self._most = most
+        self._thinks = thinks
+        self._hides = hides
+        self._unbegun = thinks
         self._stops = stops
         self._visible = False
         self._tally = tally
@@ -75,21 +98,39 @@ class Shape:
         """An answer that is not streamed."""
         renames = self._names != "reasoning" and _REASONING in body
         # No quote stands unescaped inside a JSON string: this can only be the key.
-        if renames and not self._tools and not self._stops and body.count(_REASONING) == body.count(_NO_REASONING):
+        if (
+            renames
+            and not (self._tools or self._stops or self._thinks)
+            and body.count(_REASONING) == body.count(_NO_REASONING)
+        ):
             return body.replace(_NO_REASONING, self._null())
-        if not (self._tools or self._stops or renames):
+        if not (self._tools or self._stops or self._thinks or renames):
             return body
         answer = whole_object(body)
         for choice in answer.get("choices") or ():
             message = choice.get("message")
             if not isinstance(message, dict):
                 continue
+            if self._thinks and isinstance(content := message.get("content"), str):
+                message["content"] = content.replace(_THOUGHT_END, "").lstrip(_BREAKS) or None
             if self._tools:
                 repair(message, choice)
+                if choice.get("finish_reason") == "tool_calls" and self._was_cut(answer.get("usage") or {}):
+                    choice["finish_reason"] = "length"
             if self._stops:
                 self._stop(message, choice)
+            if self._hides:
+                message["reasoning"] = None
+                _without_tokens(choice)
             self._rename(message)
         return orjson.dumps(answer)
+
+    def _was_cut(self, usage: dict[str, Any]) -> bool:
+        """An answer whose last token happens to be the last one that it may have is not told from one that was cut."""
+        if self._most is None:
+            return False
+        limit, context = self._most
+        return usage.get("completion_tokens") == limit or usage.get("total_tokens", 0) >= context
 
     def _null(self) -> bytes:
         if self._names == "both":
@@ -115,8 +156,10 @@ class Shape:
     def events(self, data: bytes) -> bytes:
         """Whole events of a stream."""
         looks = bool(self._stops) or self._ending is not None or (self._names != "reasoning" and _REASONING in data)
-        if self._tools and not self._visible and data.count(b'"content":"') > data.count(b'"content":""'):
+        unseen = self._tools and not (self._visible or self._thinks)
+        if unseen and data.count(b'"content":"') > data.count(b'"content":""'):
             self._visible = True
+        looks = looks or self._hides or (self._thinks > 0 and (self._unbegun > 0 or _THOUGHT_END.encode() in data))
         looks = looks or (self._tools and (_TOOL_CALLS in data or _REASONING in data or _FINISHED in data))
         if not looks:
             return data
@@ -138,6 +181,8 @@ class Shape:
                 if self._says_nothing(choice, delta):
                     self._ending = _DATA + orjson.dumps(chunk) + _END
                     return b""
+        if self._hides and _is_empty(chunk.get("choices")):
+            return b""
         return _DATA + orjson.dumps(chunk) + _END
 
     def _says_nothing(self, choice: dict[str, Any], delta: dict[str, Any]) -> bool:
@@ -151,6 +196,8 @@ class Shape:
         )
 
     def _delta(self, choice: dict[str, Any], delta: dict[str, Any], seen: _Choice) -> None:
+        if self._thinks and delta.get("content"):
+            self._begin(delta, seen)
         if self._stops:
             self._hold(choice, delta, seen)
         if self._tools:
@@ -159,13 +206,28 @@ class Shape:
                 if isinstance(function := call.get("function"), dict):
                     # Clients add the pieces up; the first one has none in vLLM.
                     function["arguments"] = function.get("arguments") or ""
+                    seen.calls[call.get("index", 0)] += function["arguments"]
             if choice.get("finish_reason") == "tool_calls" and not seen.called:
                 # vLLM (0.32) drops it from the stream.
+                raise _unreadable()
+            if choice.get("finish_reason") in ("tool_calls", "stop") and not all(map(_is_json, seen.calls.values())):
+                # Its whole answer would have no call then, and this stream half of one.
                 raise _unreadable()
             seen.thought += delta.get("reasoning") or ""
             if choice.get("finish_reason") == "stop" and not self._visible and (text := misplaced(seen.thought)):
                 delta["content"] = text
+        if self._hides:
+            delta.pop("reasoning", None)
+            _without_tokens(choice)
         self._rename(delta)
+
+    def _begin(self, delta: dict[str, Any], seen: _Choice) -> None:
+        """Leave out what stands between the thought and the text."""
+        text = delta["content"].replace(_THOUGHT_END, "")
+        if not seen.begun and (text := text.lstrip(_BREAKS)):
+            seen.begun = self._visible = True
+            self._unbegun -= 1
+        delta["content"] = text
 
     def _hold(self, choice: dict[str, Any], delta: dict[str, Any], seen: _Choice) -> None:
         """Pass on the content up to the first stop string, and nothing that may yet become one."""
@@ -185,6 +247,26 @@ class Shape:
                 delta["content"], seen.held = text[: len(text) - kept], text[len(text) - kept :]
         if choice.get("finish_reason") is not None and seen.stopped is not None:
             choice["finish_reason"], choice["stop_reason"] = "stop", seen.stopped
+
+
+def _is_empty(choices: Any) -> bool:
+    """Whether an event of a stream told of a thought, and of nothing else."""
+    return bool(choices) and not any(choice.get("delta") or choice.get("finish_reason") for choice in choices)
+
+
+def _is_json(arguments: str) -> bool:
+    """Whether a call's arguments can be read, half a surrogate pair too, as most clients do; there may be none."""
+    try:
+        json.loads(arguments or "{}")
+    except ValueError:
+        return False
+    return True
+
+
+def _without_tokens(choice: dict[str, Any]) -> None:
+    for field in ("logprobs", "token_ids"):
+        if field in choice:
+            choice[field] = None
 
 
 def whole_object(raw: bytes) -> dict[str, Any]:
@@ -280,6 +362,11 @@ def misplaced(thought: str) -> str:
     return call.partition(_CLOSE)[0].strip() if opened else ""
 
 
+def _most(facts: Facts, model: Model) -> tuple[int | None, int] | None:
+    chooses = facts.body.get("tool_choice", "auto") == "auto" and facts.body.get("n", 1) == 1
+    return (facts.max_tokens, model.context) if chooses and not model.external else None
+
+
 def shape_of(facts: Facts, decision: Decision, model: Model, names: Names, tally: Tally | None = None) -> Shape:
     """What this request's answer needs."""
     if facts.endpoint != "chat":
@@ -287,6 +374,10 @@ def shape_of(facts: Facts, decision: Decision, model: Model, names: Names, tally
     return Shape(
         names=names if model.thinking.supported else "reasoning",
         tools=bool(facts.body.get("tools")) and facts.body.get("tool_choice") != "none",
+        most=_most(facts, model),
         stops=stops_of(facts, decision),
+        # Another server may give the thought as text, for its clients to find.
+        thinks=facts.body.get("n", 1) if decision.thinking and not model.external else 0,
+        hides=hides_thought(facts, decision, model),
         tally=tally,
     )

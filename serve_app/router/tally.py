@@ -58,8 +58,9 @@ class Tally:
         """Look at whole events of a stream; returns what the client is to get of them."""
         if self.first_at is None:
             self.first_at = time.monotonic()
-        if data:
-            self._tail.append(data)
+        if not data:
+            return data  # half an event: nothing yet, and no piece of the tail
+        self._tail.append(data)
         if _KEY not in data:
             return data
         if _RESPONSE_EVENT in data or _MESSAGES_EVENT in data:

@@ -15,6 +15,7 @@ from serve_app.routing.message_form import check_message
 from serve_app.routing.pairs import pairs_of
 from serve_app.routing.responses import as_chat
 from serve_app.routing.schemas import check_schemas
+from serve_app.routing.tool_form import with_choice_in_place
 
 Endpoint = Literal[
     "chat",
@@ -93,6 +94,7 @@ _NULLABLE = frozenset(
         "temperature",
         "text",
         "thinking",
+        "think",
         "thinking_token_budget",
         "tool_choice",
         "tools",
@@ -104,6 +106,13 @@ _NULLABLE = frozenset(
     }
 )
 
+
+# Whole numbers; languages that have but one kind of number may write them as 512.0.
+_WHOLE = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens", "thinking_token_budget"),
+    *("n", "best_of", "seed", "top_k", "top_logprobs"),
+)
+_LARGEST_EXACT = 2**53
 
 # As many as OpenAI and vLLM take; where a model thinks the Router looks for them itself.
 _MOST_STOPS, _LONGEST_STOP = 4, 256
@@ -253,13 +262,15 @@ def read_facts(
     """
     if not isinstance(parsed, dict):
         raise bad_request("The body must be a JSON object.")
-    body = _with_switch_in_place(_without_nulls(_hoisted(_without_nulls(parsed))))
+    body = _with_whole_numbers(_with_switch_in_place(_without_nulls(_hoisted(_without_nulls(parsed)))))
     model = body.get("model")
     if model is not None and not (isinstance(model, str) and model):
         raise bad_request("`model` must be a non-empty string, or left out.", "model")
     for field, (holds, message) in _CHECKS.items():
         if field in body and not holds(body[field]) and not (endpoint == "completions" and _only_echoes(field, body)):
             raise bad_request(f"`{field}` {message}.", field)
+    if endpoint == "chat":
+        body = with_choice_in_place(body)
     chat = _in_chat_words(body, endpoint)
     check_schemas(chat)
     check_cost(chat)
@@ -317,15 +328,31 @@ def _hoisted(body: Body) -> Body:
 
 
 def _with_switch_in_place(body: Body) -> Body:
-    """`enable_thinking` beside `messages`, as some clouds take it for Qwen3, is the template's switch."""
-    if "enable_thinking" not in body:
+    """`enable_thinking` beside `messages`, as some clouds take it for Qwen3, is the template's switch.
+
+    So is Ollama's `think`, which may name an effort instead.
+    """
+    if isinstance(body.get("think"), str):
+        body.setdefault("reasoning_effort", body.pop("think"))
+    field = "enable_thinking" if "enable_thinking" in body else "think"
+    if field not in body:
         return body
-    value = body.pop("enable_thinking")
+    value = body.pop(field)
+    body.pop("think", None)
     if not isinstance(value, bool):
-        raise bad_request("`enable_thinking` must be true or false.", "enable_thinking")
+        raise bad_request(f"`{field}` must be true or false.", field)
     kwargs = body.get("chat_template_kwargs", {})
     if isinstance(kwargs, dict) and kwargs.get("enable_thinking") is None:
         body["chat_template_kwargs"] = {**kwargs, "enable_thinking": value}
+    return body
+
+
+def _with_whole_numbers(body: Body) -> Body:
+    """512.0 is 512. The body is a new one already."""
+    for field in _WHOLE:
+        value = body.get(field)
+        if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_EXACT:
+            body[field] = int(value)
     return body
 
 

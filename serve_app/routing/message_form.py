@@ -21,6 +21,9 @@ def check_message(message: Any, place: str) -> None:
     """Raise `ApiError` (400) that names the place, never its content."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise bad_request(f"`{place}` must be an object with a `role`.", place)
+    for field in ("name", "tool_call_id"):
+        if not isinstance(message.get(field), str | None):
+            raise bad_request(f"`{place}.{field}` must be a string.", f"{place}.{field}")
     content = message.get("content")
     if not isinstance(content, str | list | None):
         field = f"{place}.content"
@@ -47,6 +50,8 @@ def _check_calls(calls: Any, place: str) -> None:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             where = f"{place}[{index}]"
             raise bad_request(f"`{where}` must be a call of a `function` that has a `name`.", where)
+        if not isinstance(call.get("id"), str | None):
+            raise bad_request(f"`{place}[{index}].id` must be a string.", f"{place}[{index}].id")
 
 
 def check_roles(messages: list[dict[str, Any]]) -> None:
@@ -70,6 +75,9 @@ def uniform(message: dict[str, Any]) -> dict[str, Any]:
         changed["content"] = [_part(part) for part in content]
     if calls := message.get("tool_calls"):
         changed["tool_calls"] = [_call(call, index) for index, call in enumerate(calls)]
+    if message.get("name", "") is None:
+        # A validator's union of all roles knows no name that is null.
+        message = {field: value for field, value in message.items() if field != "name"}
     return {**message, **changed} if changed else message
 
 
@@ -87,4 +95,5 @@ def _call(call: dict[str, Any], index: int) -> dict[str, Any]:
         except orjson.JSONEncodeError:
             raise bad_request("A call's `arguments` are nested too deeply.", "messages") from None
         function = {**function, "arguments": text}
-    return {"id": f"call_{index}", "type": "function", **call, "function": function}
+    given = {field: value for field, value in call.items() if value is not None or field not in ("id", "type")}
+    return {"id": f"call_{index}", "type": "function", **given, "function": function}

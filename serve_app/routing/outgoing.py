@@ -10,8 +10,10 @@ from serve_app.routing.constraints import with_constraints_in_place
 from serve_app.routing.control_tokens import without_markers
 from serve_app.routing.decision import Decision
 from serve_app.routing.excerpt import text_of
-from serve_app.routing.facts import PLAIN_ENDPOINTS, Facts
+from serve_app.routing.facts import CHATS, PLAIN_ENDPOINTS, Facts
 from serve_app.routing.message_form import check_roles, uniform
+from serve_app.routing.tool_form import check_tools
+from serve_app.routing.tool_schemas import with_schemas_compiled
 
 # Said to the router, not to an engine; what they mean reaches it as the hard switch and the budget.
 _ROUTER_FIELDS = ("mode", "conversation", "priority")
@@ -19,6 +21,9 @@ _THINKING_FIELDS = ("reasoning_effort", "thinking_token_budget", "thinking", "re
 # The same in Anthropic's words: vLLM (0.32) takes no budget below 1024 there, and its `disabled` is an effort.
 _MESSAGES_FIELDS = ("thinking", "output_config")
 _SYSTEM_ROLES = frozenset({"system", "developer"})
+_LEAST_TOP_P = 1e-6
+# A parser of these names reads calls that begin like this.
+_CALLS = {"hermes": "<tool_call>", "qwen3_json": "<tool_call>"}
 # What servers put into their own messages, this one too, and templates or validators do not take back.
 _EMPTY_FIELDS = ("tool_calls", "function_call", "refusal", "audio", "annotations")
 
@@ -47,7 +52,10 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
     if facts.endpoint == "chat":
         if not model.external:
             check_roles(body["messages"])
+            check_tools(body)
         body["messages"] = [uniform(message) for message in uniform_messages(body["messages"])]
+    if facts.endpoint in CHATS and not model.external:
+        body = with_schemas_compiled(body, facts.endpoint)
     if facts.endpoint in ("messages", "count_tokens") and known:
         body = _without_thinking(body)
     if facts.excerpt is not None and model.thinking.supported:
@@ -71,8 +79,46 @@ def engine_body(facts: Facts, decision: Decision, model: Model) -> dict[str, Any
             del body["stop"]
         elif isinstance(body["stop"], list):
             body["stop"] = stops
+    if hides_thought(facts, decision, model):
+        # vLLM (0.32) would hold the thought, which nobody sees, to the form of the answer.
+        body.pop("include_reasoning", None)
     sampling = model.sampling.thinking if decision.thinking else model.sampling.plain
-    return {**sampling.values(), **body}
+    body = {**sampling.values(), **body}
+    return body if model.external else _as_vllm_samples(_without_calls(body, facts, model))
+
+
+def hides_thought(facts: Facts, decision: Decision, model: Model) -> bool:
+    """Whether the client wants no word of the thought, in vLLM's words (`include_reasoning`) or in OpenRouter's."""
+    if facts.endpoint != "chat" or not decision.thinking or model.external:
+        return False
+    asked = facts.body.get("reasoning")
+    excluded = isinstance(asked, dict) and asked.get("exclude") is True
+    return excluded or facts.body.get("include_reasoning") is False
+
+
+def _without_calls(body: dict[str, Any], facts: Facts, model: Model) -> dict[str, Any]:
+    """With no word for a call where none may be made: the model sees its tools all the same, and vLLM parses none.
+
+    Without the tools nothing of the prompt would be in the prefix cache.
+    """
+    word = _CALLS.get(str(model.engine.get("tool_call_parser")))
+    given = body.get("bad_words") or []
+    none = facts.endpoint in CHATS and facts.chat.get("tools") and facts.chat.get("tool_choice") == "none"
+    # The Responses API (of vLLM 0.32) knows no such words.
+    if not word or not none or facts.endpoint == "responses" or not isinstance(given, list):
+        return body
+    return {**body, "bad_words": [*given, word]}
+
+
+def _as_vllm_samples(body: dict[str, Any]) -> dict[str, Any]:
+    """What OpenAI's API takes and vLLM (0.32) refuses, said so that it samples the same."""
+    if body.get("top_p") == 0:
+        body = {**body, "top_p": _LEAST_TOP_P}
+    several = body.get("n", 1) > 1 and not body.get("use_beam_search")
+    if several and body.get("temperature") == 0:
+        # Of one token to choose from it takes the likeliest, whatever the temperature.
+        body = {**body, "temperature": 1.0, "top_k": 1}
+    return body
 
 
 def _without_thinking(body: dict[str, Any]) -> dict[str, Any]:
@@ -116,12 +162,28 @@ def uniform_response(body: dict[str, Any]) -> dict[str, Any]:
     body = {key: value for key, value in body.items() if key not in ("previous_response_id", "request_id")}
     body["store"] = False
     items = body["input"]
+    if isinstance(items, list):
+        items = body["input"] = [_said_before(item, index) for index, item in enumerate(items)]
     if isinstance(items, list) and any(item.get("role") in _SYSTEM_ROLES for item in items):
         texts = [body.get("instructions")]
         texts += [text_of(item.get("content")) for item in items if item.get("role") in _SYSTEM_ROLES]
         body["instructions"] = "\n\n".join(filter(None, texts))
         body["input"] = [item for item in items if item.get("role") not in _SYSTEM_ROLES]
     return body
+
+
+def _said_before(item: dict[str, Any], index: int) -> dict[str, Any]:
+    """An answer in the input, with what vLLM (0.32) wants of one and clients leave out: OpenAI's API takes both."""
+    parts = item.get("content")
+    if item.get("role") != "assistant" or not isinstance(parts, list) or item.get("id") is not None:
+        return item
+    own = {"type": "message", "status": "completed", **{key: value for key, value in item.items() if value is not None}}
+    told = [{"annotations": [], **part} if _is_output(part) else part for part in parts]
+    return {**own, "id": f"msg_{index}", "content": told}
+
+
+def _is_output(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "output_text"
 
 
 def _without_empty(message: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from serve_app.routing.facts import Facts
 
 # Qwen's soft switches count where they stand alone; the last one in the message wins, as in Qwen's own guide.
 _SOFT_SWITCH = re.compile(r"(?:(?<=\s)|^)/(no_)?think(?=\s|$)")
+# In a system prompt other words may speak of it; whoever means it puts it first or last.
+_SYSTEM_SWITCH = re.compile(r"\A\s*/(no_)?think(?=\s|\Z)|(?<=\s)/(no_)?think\s*\Z")
 # Older guides tell people to begin or end their message with a bare tag. A closed pair is quoted text.
 _BARE_TAG = re.compile(r"\A\s*<think>|<think>\s*\Z")
 _MODES = {"thinking": True, "non_thinking": False}
@@ -37,6 +39,7 @@ def wishes(facts: Facts, thinking: Thinking) -> list[Wish]:
         _thinking_object(facts.chat) if facts.endpoint != "messages" else None,
         _reasoning_object(facts.chat, thinking),
         _soft_switch(facts.last_user_text),
+        _system_switch(facts),
         _tag(facts.last_user_text),
         _mode(facts.chat),
     ]
@@ -125,6 +128,12 @@ def _is_budget(value: object) -> bool:
 def _soft_switch(text: str) -> Wish | None:
     switches = _SOFT_SWITCH.findall(text) if "think" in text else ()
     return Wish(switches[-1] != "no_", "soft_switch") if switches else None
+
+
+def _system_switch(facts: Facts) -> Wish | None:
+    text = facts.excerpt.system if facts.excerpt else ""
+    switches = _SYSTEM_SWITCH.findall(text) if "think" in text else ()
+    return Wish("no_" not in switches[-1], "soft_switch") if switches else None
 
 
 def _tag(text: str) -> Wish | None:

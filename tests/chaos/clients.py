@@ -11,8 +11,8 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import aiohttp
 
@@ -39,6 +39,8 @@ class Seen:
     stream: bool
     port: int = 0
     began: float = 0.0
+    # When the status came; 0: it never did.
+    first_byte: float = 0.0
     ended: float = 0.0
     outcome: str = ""
     retry_after: str = ""
@@ -50,6 +52,11 @@ class Seen:
         """Whether a client may see this in the worst moment: a clear error, or a broken connection."""
         word = self.outcome.split(" ")[0]
         return word in (WHOLE, "503", "event", "cut", "refused") and (word != "503" or self.retry_after != "")
+
+    @property
+    def phase(self) -> str:
+        """How far a broken connection had come; a status and an event say it themselves."""
+        return {"cut": "mid-stream" if self.first_byte else "before the first byte"}.get(self.outcome, "")
 
 
 class Wrong(Exception):
@@ -113,6 +120,7 @@ class _Client:
         one.began = time.monotonic()
         try:
             async with session.post(path, json=body, headers=headers) as answer:
+                one.first_byte = time.monotonic()
                 one.port = self._port
                 one.retry_after = answer.headers.get("retry-after", "")
                 one.conversation = answer.headers.get("x-router-conversation", "")
@@ -144,10 +152,7 @@ class _Client:
 async def _read(answer: aiohttp.ClientResponse, one: Seen, words: list[str]) -> tuple[str, dict[str, Any]]:
     """The outcome, and the body that the engine got. Raises `Wrong`."""
     if answer.status != 200:
-        raw = await answer.read()
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return f"{answer.status} {json.loads(raw)['error']['code']}", {}
-        raise Wrong(f"{answer.status} without an error in our shape")
+        return refusal(answer.status, await answer.read()), {}
     if one.stream:
         return await _read_stream(answer, one, words)
     body = await answer.json()
@@ -157,57 +162,87 @@ async def _read(answer: aiohttp.ClientResponse, one: Seen, words: list[str]) -> 
     return WHOLE, body["fake_request"]
 
 
+def refusal(status: int, body: bytes) -> str:
+    """The outcome of an answer that is none. Raises `Wrong`."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return f"{status} {json.loads(body)['error']['code']}"
+    raise Wrong(f"{status} without an error in our shape")
+
+
 async def _read_stream(answer: aiohttp.ClientResponse, one: Seen, words: list[str]) -> tuple[str, dict[str, Any]]:
-    expected = [word if place == 0 else " " + word for place, word in enumerate(words)]
-    got: list[str] = []
-    sent: dict[str, Any] = {}
-    finish = fault = ""
-    done = False
+    stream = Stream(one, words)
     async for raw in answer.content:
-        line = raw.rstrip(b"\n")
+        stream.line(raw.rstrip(b"\n"))
+    return stream.outcome(), stream.sent
+
+
+class Stream:
+    """Checks the lines of one streamed answer as they come. Raises `Wrong`."""
+
+    def __init__(self, one: Seen, words: list[str]) -> None:
+        self._one = one
+        self._expected = [word if place == 0 else " " + word for place, word in enumerate(words)]
+        self._got: list[str] = []
+        self._finish = self._fault = ""
+        self._done = False
+        # The body that the engine got.
+        self.sent: dict[str, Any] = {}
+
+    def line(self, line: bytes) -> None:
+        """One more line, without its end."""
         if line == _NOT_KEPT:
-            one.conversation = "unavailable"
+            self._one.conversation = "unavailable"
         if not line or line.startswith(b":"):
-            continue
-        if done or not line.startswith(b"data: "):
+            return
+        if self._done or not line.startswith(b"data: "):
             raise Wrong("not an event")
         if line == b"data: [DONE]":
-            done = True
-            continue
+            self._done = True
+            return
         try:
             event = json.loads(line[6:])
         except ValueError:
             raise Wrong("half an event") from None
         if error := event.get("error"):
-            fault = str(error["code"])
-            continue
+            self._fault = str(error["code"])
+            return
         (choice,) = event["choices"]
-        sent = event.get("fake_request") or sent
-        finish = choice["finish_reason"] or finish
-        if token := _text(one, choice, "delta"):
-            got.append(token)
-            if got != expected[: len(got)]:
+        self.sent = event.get("fake_request") or self.sent
+        self._finish = choice["finish_reason"] or self._finish
+        if token := _text(self._one, choice, "delta"):
+            self._got.append(token)
+            if self._got != self._expected[: len(self._got)]:
                 raise Wrong("another token")
-    if not done:
-        raise Wrong("a stream that just stopped")
-    if fault:
-        return f"event {fault}", sent
-    if got != expected or finish != "stop":
-        raise Wrong("a stream that ended well without all of its tokens")
-    return WHOLE, sent
+
+    def outcome(self) -> str:
+        """What it was, now that it has ended."""
+        if not self._done:
+            raise Wrong("a stream that just stopped")
+        if self._fault:
+            return f"event {self._fault}"
+        if self._got != self._expected or self._finish != "stop":
+            raise Wrong("a stream that ended well without all of its tokens")
+        return WHOLE
 
 
 def _text(one: Seen, choice: dict[str, Any], part: str) -> str:
     return str((choice["text"] if one.kind == "completions" else choice[part].get("content")) or "")
 
 
-class Load:
-    """The clients, in a thread of their own, from enter to exit; `seen` grows as they go on."""
+class Asks(Protocol):
+    """A client of a load."""
 
-    def __init__(self, url: str, keys: list[str], clients: int) -> None:
+    async def run(self, over: threading.Event, seen: list[Seen]) -> None:
+        """Ask until it is over, and put down what was seen."""
+
+
+class Load:
+    """Clients, in a thread of their own, from enter to exit; `seen` grows as they go on."""
+
+    def __init__(self, clients: Sequence[Asks]) -> None:
         self.seen: list[Seen] = []
         self._over = threading.Event()
-        self._clients = [_Client(url, keys[number % len(keys)], number) for number in range(clients)]
+        self._clients = clients
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
     async def _run(self) -> None:
@@ -217,14 +252,15 @@ class Load:
         """Whole answers to requests that began after this."""
         return sum(1 for one in self.seen if one.began > moment and one.outcome == WHOLE)
 
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
 
-@contextlib.contextmanager
-def load(url: str, keys: list[str], clients: int = 16) -> Iterator[Load]:
-    """Have clients ask until the end of the block."""
-    running = Load(url, keys, clients)
-    running._thread.start()
-    try:
-        yield running
-    finally:
-        running._over.set()
-        running._thread.join()
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def load(url: str, keys: list[str], clients: int = 16) -> Load:
+    """These clients, asking from enter to exit."""
+    return Load([_Client(url, keys[number % len(keys)], number) for number in range(clients)])

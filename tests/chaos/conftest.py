@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.stage import HEAD, Stage, stage
+from tests.chaos.report import HEAD
+from tests.chaos.stage import Stage, stage
 from tests.e2e.service import wait_until
 
 

@@ -15,7 +15,8 @@ import pytest
 from openai import OpenAI
 
 from tests.chaos.clients import WHOLE, Load, Seen
-from tests.chaos.stage import KEYS, Act, Stage
+from tests.chaos.report import Act
+from tests.chaos.stage import KEYS, Stage
 from tests.e2e.service import wait_until
 
 pytestmark = pytest.mark.e2e

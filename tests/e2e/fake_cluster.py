@@ -1,8 +1,8 @@
 """A Ray cluster on this machine whose GPU nodes are fake, and come and go as Ray's autoscaler wants.
 
-Each node is a raylet of its own with the resources that we say. Ray ships the provider
-(`FakeMultiNodeProvider`); its own wrapper, `ray.cluster_utils.AutoscalingCluster`, lacks a file in the 2.60 wheel
-and begins with `ray stop --force`, which would end every Ray on the machine.
+Each node is a raylet of its own with the resources that we say (`fake_nodes`). Ray's own wrapper,
+`ray.cluster_utils.AutoscalingCluster`, lacks a file in the 2.60 wheel and begins with `ray stop --force`, which would
+end every Ray on the machine.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from pathlib import Path
 import psutil
 import yaml
 
-from tests.e2e.service import POLL_S, REPOSITORY, free_port
+from tests.e2e.fake_nodes import MARK, NODE, processes_with
+from tests.e2e.service import POLL_S, REPOSITORY
+from tests.ports import free_port
 
-_MARK = "SWITCHYARD_FAKE_CLUSTER"
 _BIN = Path(sys.executable).parent
 _HEAD_TYPE = "ray.head.default"
 _HEAD_ID = "f" * 51 + "00000"
 _START_DEADLINE_S = 60
+# A raylet (2.60) ends itself when its agent takes 15 s to start, as on a busy machine (ray-project/ray#65983).
+# Kubernetes and systemd start it again; so do we, and the autoscaler.
+_ATTEMPTS = 3
 # Answers each line on stdin with what is there now.
 _OBSERVER = """
 import json, ray, sys
@@ -54,6 +58,15 @@ class FakeNodes:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class FakeHead:
+    """The head node. With `redis` (host:port) it keeps its state there, and a new head takes it up again."""
+
+    cpus: int = 2
+    dashboard: bool = False
+    redis: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Snapshot:
     """GPU nodes that are alive, and by deployment the replicas that start and those that run."""
 
@@ -65,7 +78,7 @@ class Snapshot:
 class FakeCluster:
     """A running cluster; `address` is what `serve run --address` takes, in the `environment` given here."""
 
-    def __init__(self, nodes: FakeNodes) -> None:
+    def __init__(self, nodes: FakeNodes, head: FakeHead = FakeHead()) -> None:
         # Short: Ray puts sockets below it, and their paths may have 107 characters.
         self.scratch = Path(tempfile.mkdtemp(prefix="sw-", dir="/tmp"))
         port = free_port()
@@ -73,28 +86,35 @@ class FakeCluster:
         self.environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
-            "RAY_FAKE_CLUSTER": "1",
             "RAY_TMPDIR": str(self.scratch),
+            "RAY_worker_niceness": "0",
             # Whole seconds; by default the autoscaler looks every 5.
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             # As KubeRay has it. Version 1 takes fake nodes for dead and tries to reach them by SSH.
             "RAY_enable_autoscaler_v2": "1",
-            "RAY_CLOUD_INSTANCE_ID": _HEAD_ID,
-            "RAY_OVERRIDE_NODE_ID_FOR_TESTING": _HEAD_ID,
             "RAY_USAGE_STATS_ENABLED": "0",
             "PYTHONPATH": str(REPOSITORY),
-            _MARK: self.scratch.name,
+            MARK: self.scratch.name,
         }
+        # By the name of its type, as KubeRay gives it, the autoscaler of a new head knows the old one.
+        self._head_environment = {NODE: _HEAD_ID, "RAY_NODE_TYPE_NAME": _HEAD_TYPE} | (
+            {"RAY_REDIS_ADDRESS": head.redis} if head.redis else {}
+        )
+        dashboard_port = free_port() if head.dashboard else 0
+        self.dashboard = f"http://127.0.0.1:{dashboard_port}" if head.dashboard else ""
+        (self.scratch / "nodes").mkdir()
         config = self.scratch / "autoscaling.yaml"
-        config.write_text(yaml.safe_dump(self._autoscaling(nodes)))
+        config.write_text(yaml.safe_dump(self._autoscaling(nodes, head)))
         self._start = [
             *(str(_BIN / "ray"), "start", "--head", f"--port={port}", "--node-ip-address=127.0.0.1"),
-            *(f"--autoscaling-config={config}", f"--temp-dir={self.scratch}", "--num-cpus=2", "--num-gpus=0"),
-            *("--include-dashboard=false", "--disable-usage-stats", "--object-store-memory=80000000"),
+            *(f"--autoscaling-config={config}", f"--temp-dir={self.scratch}"),
+            *(f"--num-cpus={head.cpus}", "--num-gpus=0", "--object-store-memory=80000000", "--disable-usage-stats"),
+            *(f"--include-dashboard={str(head.dashboard).lower()}", "--dashboard-host=127.0.0.1"),
+            *([f"--dashboard-port={dashboard_port}"] if head.dashboard else []),
         ]
         self._observer: subprocess.Popen[str] | None = None
 
-    def _autoscaling(self, nodes: FakeNodes) -> dict[str, object]:
+    def _autoscaling(self, nodes: FakeNodes, head: FakeHead) -> dict[str, object]:
         return {
             "cluster_name": self.scratch.name,
             "max_workers": nodes.count,
@@ -102,7 +122,8 @@ class FakeCluster:
             "upscaling_speed": 10,
             "provider": {
                 "type": "external",
-                "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+                "module": "tests.e2e.fake_nodes.LastingNodes",
+                "folder": str(self.scratch / "nodes"),
                 "gcs_address": self.address,
                 "launch_multiple": True,
                 "head_node_id": _HEAD_ID,
@@ -111,7 +132,7 @@ class FakeCluster:
             },
             "head_node_type": _HEAD_TYPE,
             "available_node_types": {
-                _HEAD_TYPE: {"resources": {"CPU": 2}, "node_config": {}, "max_workers": 0},
+                _HEAD_TYPE: {"resources": {"CPU": head.cpus}, "node_config": {}, "max_workers": 0},
                 "gpu": {
                     "resources": {"CPU": nodes.cpus, "GPU": nodes.gpus, "object_store_memory": 80_000_000},
                     "node_config": {},
@@ -135,18 +156,22 @@ class FakeCluster:
         }
 
     def start(self) -> None:
-        """Start the head node; GPU nodes come when something asks for them."""
+        """Start the head node, or one in the place of a killed one; GPU nodes come when something asks for them."""
         environment = {**os.environ, **self.environment}
         log = self.scratch / "start.log"
-        with log.open("wb") as output:
-            done = subprocess.run(
-                self._start,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                timeout=_START_DEADLINE_S,
-            )
+        for _ in range(_ATTEMPTS):
+            with log.open("wb") as output:
+                done = subprocess.run(
+                    self._start,
+                    env={**environment, **self._head_environment},
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    timeout=_START_DEADLINE_S,
+                )
+            if done.returncode == 0:
+                break
+            kill(self.of_node(_HEAD_ID))
         assert done.returncode == 0, log.read_text()
         self._observer = subprocess.Popen(
             [sys.executable, "-c", _OBSERVER, self.address],
@@ -168,26 +193,40 @@ class FakeCluster:
     def stop(self) -> None:
         """End every process of this cluster, and no other, and remove its files."""
         while family := self.family():
-            for process in family:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(family, timeout=POLL_S)
+            kill(family)
         shutil.rmtree(self.scratch, ignore_errors=True)
 
     def family(self) -> list[psutil.Process]:
-        """What was started with our environment, wherever it hangs in the tree of processes by now."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if process.environ().get(_MARK) == self.scratch.name and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+        """Every process of this cluster."""
+        return list(processes_with(**{MARK: self.scratch.name}))
+
+    def of_node(self, node_id: str) -> list[psutil.Process]:
+        """The processes of one GPU node."""
+        return list(processes_with(**{MARK: self.scratch.name, NODE: node_id}))
+
+    def kill_head(self) -> None:
+        """Kill all that runs on the head, at once; GPU nodes stay. `start` puts another in its place."""
+        if self._observer:
+            self._observer.kill()
+            self._observer.wait()
+        kill(self.of_node(_HEAD_ID))
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    """Stop all of them first, so that none sees another die; then kill them."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.suspend()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=POLL_S)
 
 
 @contextlib.contextmanager
-def fake_cluster(nodes: FakeNodes = FakeNodes()) -> Iterator[FakeCluster]:
+def fake_cluster(nodes: FakeNodes = FakeNodes(), head: FakeHead = FakeHead()) -> Iterator[FakeCluster]:
     """A cluster that is gone afterwards, whatever happened."""
-    cluster = FakeCluster(nodes)
+    cluster = FakeCluster(nodes, head)
     try:
         cluster.start()
         yield cluster

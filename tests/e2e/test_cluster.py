@@ -3,6 +3,7 @@ and a node that is drained before it goes."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import http.client
 import itertools
@@ -11,7 +12,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.e2e.fake_cluster import FakeCluster, FakeNodes, Snapshot, fake_cluster
-from tests.e2e.service import REPOSITORY, Service, wait_until
+from tests.e2e.service import REPOSITORY, Service, meanwhile, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
@@ -79,26 +79,22 @@ class Watched:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
         self.seen: list[tuple[float, Snapshot]] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch)
 
-    def __enter__(self) -> Watched:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._over.wait(0.05):
-            self.seen.append((time.monotonic(), self.cluster.look()))
+    def look(self) -> None:
+        self.seen.append((time.monotonic(), self.cluster.look()))
 
     def most_running(self, deployment: str) -> int:
         return max(snapshot.running.get(deployment, 0) for _, snapshot in self.seen)
 
     def first_at(self, condition: Callable[[Snapshot], object]) -> float:
         return next(at for at, snapshot in self.seen if condition(snapshot))
+
+
+@contextlib.contextmanager
+def watch(cluster: FakeCluster) -> Iterator[Watched]:
+    watched = Watched(cluster)
+    with meanwhile(watched.look, every_s=0.05):
+        yield watched
 
 
 @pytest.fixture(scope="module")
@@ -164,10 +160,11 @@ def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Ser
 
 
 @pytest.mark.case(34)
+@pytest.mark.usefixtures("alone")
 def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Service, cluster: FakeCluster) -> None:
     wait_until(lambda: gone(cluster), 30, "no GPU node")
     began = time.monotonic()
-    with Watched(cluster) as watched:
+    with watch(cluster) as watched:
         answer = stream(service, "lazy-a", 5)
     signal_s = watched.first_at(lambda seen: seen.starting.get(POOL)) - began
     node_s = watched.first_at(lambda seen: seen.gpu_nodes) - began
@@ -182,6 +179,7 @@ def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Servic
     assert watched.most_running(POOL) == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_with_a_node_at_hand_the_first_token_comes_within_the_load_time_and_four_seconds(
     service: Service, cluster: FakeCluster
 ) -> None:
@@ -199,7 +197,7 @@ def test_models_that_do_not_fit_together_get_a_replica_each_and_lose_nothing(
     service: Service, cluster: FakeCluster
 ) -> None:
     lengths = {"lazy-a": 400, "lazy-b": 100, "lazy-c": 100}
-    with Watched(cluster) as watched, ThreadPoolExecutor() as threads:
+    with watch(cluster) as watched, ThreadPoolExecutor() as threads:
         running = {name: threads.submit(stream, service, name, tokens) for name, tokens in lengths.items()}
         answers = {name: answer.result() for name, answer in running.items()}
     print("distinct models: first tokens", {name: round(answer.first_token_s, 1) for name, answer in answers.items()})
@@ -226,15 +224,16 @@ def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster
 
 
 @pytest.mark.case(22, 71)
+@pytest.mark.usefixtures("alone")
 def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_with_its_streams_finished(
     service: Service, cluster: FakeCluster
 ) -> None:
     with ThreadPoolExecutor() as threads:
-        burst = [threads.submit(stream, service, "hot", 250) for _ in range(5)]
+        burst = [threads.submit(stream, service, "hot", 400) for _ in range(5)]
         wait_until(lambda: cluster.look().running[HOT] == 2, 20, "a second replica")
         assert all(answer.result().whole for answer in burst)
         # One on each replica: whichever Serve stops, one is running there.
-        long = [threads.submit(stream, service, "hot", 500) for _ in range(2)]
+        long = [threads.submit(stream, service, "hot", 700) for _ in range(2)]
         wait_until(lambda: cluster.look().running[HOT] == 1, 20, "one replica")
         assert not any(answer.done() for answer in long)
         assert all(answer.result().whole for answer in long)

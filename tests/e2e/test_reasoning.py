@@ -7,7 +7,19 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import QWEN, RESIDENT
-from tests.e2e.conversation import BOTH_WAYS, ENDS_THE_THOUGHT, OFF, ON, WEATHER, ask, body, forced, user
+from tests.e2e.conversation import (
+    BEGINS_THE_THOUGHT,
+    BOTH_WAYS,
+    ENDS_THE_THOUGHT,
+    OFF,
+    ON,
+    WEATHER,
+    ask,
+    body,
+    forced,
+    leaning_to,
+    user,
+)
 from tests.e2e.service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.real_engine]
@@ -136,3 +148,18 @@ def test_tags_in_ordinary_prose_survive(real: Service, stream: bool) -> None:
 def test_logprobs_come_with_the_reasoning_parser_on(real: Service, stream: bool) -> None:
     answer = ask(real, body(max_tokens=12, logprobs=True, top_logprobs=2, **ON), stream=stream)
     assert len(answer.logprobs) == answer.usage["completion_tokens"]
+
+
+@BOTH_WAYS
+def test_a_thought_that_ends_more_than_once_leaves_no_tag_in_the_answer(real: Service, stream: bool) -> None:
+    """As one does whose budget ran out: the weights would write nothing but its end."""
+    answer = ask(real, body("Hi", max_tokens=6, logit_bias=leaning_to("</think>"), **ON), stream=stream)
+    assert (answer.content, answer.finish) == (None, "length")
+
+
+@BOTH_WAYS
+def test_an_answer_holds_its_form_behind_a_thought_that_nobody_wants_to_see(real: Service, stream: bool) -> None:
+    fields = {"include_reasoning": False, "thinking_token_budget": 6, "structured_outputs": {"choice": ["Oslo"]}}
+    answer = ask(real, body("Hi", **{**BEGINS_THE_THOUGHT, **fields}), stream=stream)
+    assert (answer.content, answer.reasoning, answer.finish) == ("Oslo", None, "stop")
+    assert answer.usage["completion_tokens_details"]["reasoning_tokens"] > 0

@@ -240,3 +240,12 @@ def test_integer_arguments_arrive_as_integers(real: Service, stream: bool) -> No
     call = r'<tool_call>\n\{"name": "multiply", "arguments": \{"first_int": 5, "second_int": 42\}\}\n</tool_call>'
     answer = ask(real, body("5 times forty two?", tools=[tool], max_tokens=100, **OFF, **forced(call)), stream=stream)
     assert json.loads(answer.calls[0]["arguments"]) == {"first_int": 5, "second_int": 42}
+
+
+@BOTH_WAYS
+def test_no_call_is_written_where_none_may_be(real: Service, stream: bool) -> None:
+    """The weights would write nothing but the word that begins one."""
+    eager = leaning_to("<tool_call>")
+    answer = ask(real, body("Hi", tools=[WEATHER], tool_choice="none", logit_bias=eager, **OFF), stream=stream)
+    assert (answer.calls, answer.finish) == ([], "length")
+    assert answer.content

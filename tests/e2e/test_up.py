@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import fake_models
-from tests.e2e.service import MODELS_DIR, REPOSITORY, Service, free_port, wait_until
+from tests.e2e.service import MODELS_DIR, REPOSITORY, Service, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 COMMAND = [sys.executable, "-m", "serve_app", "up"]
@@ -140,6 +142,16 @@ def _mark(process: psutil.Process) -> str | None:
     return None
 
 
+def streamed(base_url: str, script: str) -> http.client.HTTPResponse:
+    """An answer that has begun."""
+    body = {"messages": [{"role": "user", "content": f"fake[{script}]"}], "stream": True}
+    connection = http.client.HTTPConnection(base_url.removeprefix("http://"), timeout=30)
+    connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.readline().startswith(b"data: ")
+    return answer
+
+
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_in_the_url_and_a_curl_and_stops_without_a_trace(tmp_path: Path, end: signal.Signals) -> None:
     file, port = deployment(tmp_path, fake_model())
@@ -161,10 +173,15 @@ def test_it_ends_in_the_url_and_a_curl_and_stops_without_a_trace(tmp_path: Path,
         assert service.request("/v1/chat/completions", body)[0] == 200
         family = psutil.Process(running.pid).children(recursive=True)
         assert family
+        # SIGTERM is what `docker stop` sends; a stream ends well within the drain.
+        stream = streamed(service.base_url, "tokens=40,tpot_s=0.03")
     finally:
         running.send_signal(end)
         running.wait(60)
         reader.join()
     assert running.returncode == 0
+    rest = stream.read()
+    assert b"t039" in rest
+    assert rest.rstrip().endswith(b"data: [DONE]")
     _, left = psutil.wait_procs(family, timeout=5)
     assert not left

@@ -44,7 +44,14 @@ def test_a_drained_node_has_time_for_its_streams(
 
 def test_longer_streams_need_longer_drains(builds: dict[str, Documents], kuberay: KubeRay) -> None:
     longer = deployed(builds["base"], lambda app, args: args["router"].update(drain_s=1800))
-    assert "--deadline-s 690: router.drain_s needs 1875" in found_in(longer, kuberay)
+    assert "--deadline-s 690: router.leave_s and drain_s need 1887" in found_in(longer, kuberay)
+
+
+def test_a_router_that_is_replaced_stays_until_nobody_is_sent_to_it(
+    builds: dict[str, Documents], kuberay: KubeRay
+) -> None:
+    sooner = deployed(builds["base"], lambda app, args: args["router"].update(leave_s=10))
+    assert "notices after 10 s that a Router goes; router.leave_s: 10 must be more" in found_in(sooner, kuberay)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -224,6 +224,30 @@ async def test_the_last_of_equal_keys_counts() -> None:
         assert upstream.seen[0].body["max_tokens"] == 5
 
 
+@pytest.mark.parametrize("target", ["//v1/chat/completions", "/v1//chat/completions/", "/v1/chat/completions/?a=b"])
+async def test_a_slash_too_many_is_the_same_path_and_no_redirect(target: str) -> None:
+    async with front_doors(OK) as ((door,), (engine,)), connected(door) as client:
+        await client.send(request(body("slash"), target=target))
+        assert (await client.answer())[0] == 200
+        assert engine.seen[0].body["messages"] == body("slash")["messages"]
+
+
+@pytest.mark.parametrize(
+    "target", ["/v1/v1/chat/completions", "/v1/router/conversations/a//b", "//", "/v1/models//hot/"]
+)
+async def test_no_other_path_is_taken_for_one_of_ours(target: str) -> None:
+    async with front_doors(OK) as ((door,), _), connected(door) as client:
+        await client.send(request(b"", target=target, method="GET"))
+        assert (await client.answer())[0] == 404
+
+
+async def test_a_mark_of_byte_order_before_the_body_is_passed_over() -> None:
+    async with front_doors(OK) as ((door,), (engine,)), connected(door) as client:
+        await client.send(request(b"\xef\xbb\xbf" + json.dumps(body("marked")).encode()))
+        assert (await client.answer())[0] == 200
+        assert engine.seen[0].body["messages"] == body("marked")["messages"]
+
+
 async def test_a_query_string_changes_nothing() -> None:
     async with front_doors(OK) as ((door,), (upstream,)), connected(door) as connection:
         await connection.send(request(body(), target=CHAT + "?api-version=2024-10-21"))

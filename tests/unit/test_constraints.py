@@ -31,9 +31,54 @@ def test_older_words_for_a_constraint_reach_the_engine_in_its_own(older: dict[st
     assert not [field for field in body if field.startswith("guided_")]
 
 
-def test_a_schema_beside_json_object_holds() -> None:
-    wanted = sent(chat(response_format={"type": "json_object", "schema": SCHEMA}))["response_format"]
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"type": "json_object", "schema": SCHEMA},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_schema", "name": "schema", "schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        {"type": "json_schema", "json_schema": {"name": "schema", "schema": {**SCHEMA, "type": "STRING"}}},
+    ],
+    ids=str,
+)
+def test_a_schema_holds_wherever_it_stands(said: dict[str, Any]) -> None:
+    wanted = sent(chat(response_format=said))["response_format"]
     assert wanted == {"type": "json_schema", "json_schema": {"name": "schema", "schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {},
+        {"type": "yaml"},
+        {"type": None},
+        {"type": "object", "properties": {}},
+        {"type": ["json_object"]},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {}},
+        {"type": "json_schema", "json_schema": {"name": "secret"}},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": '{"type": "secret"}'}},
+        {"type": "json_schema", "json_schema": "secret"},
+    ],
+    ids=str,
+)
+def test_a_form_that_is_none_is_refused_before_a_model_is_woken(wanted: dict[str, Any]) -> None:
+    with pytest.raises(ApiError) as refused:
+        sent(chat(response_format=wanted))
+    assert (refused.value.status, refused.value.param) == (400, "response_format")
+    assert "secret" not in refused.value.message
+
+
+def test_of_an_answers_schema_nothing_is_left_out() -> None:
+    schema = {"type": "string", "pattern": r"^\p{L}+$"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert sent(chat(response_format=wanted))["response_format"] == wanted
+
+
+def test_how_white_space_is_written_is_no_second_form() -> None:
+    fields = {"structured_outputs": {"disable_any_whitespace": True}, "response_format": {"type": "json_object"}}
+    assert {field: sent(chat(**fields))[field] for field in fields} == fields
 
 
 @pytest.mark.case(31)
@@ -66,6 +111,8 @@ def test_a_constraint_that_no_engine_here_knows_is_refused_and_not_ignored(
     [
         {"guided_json": SCHEMA, "guided_regex": "a"},
         {"guided_json": SCHEMA, "structured_outputs": {"regex": "a"}},
+        {"response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a"}},
+        {"response_format": {"type": "json_object"}, "guided_choice": ["a"]},
     ],
 )
 def test_two_constraints_are_refused(fields: dict[str, Any]) -> None:

@@ -151,6 +151,18 @@ async def test_tool_calls_and_reasoning_of_a_stream_pass_byte_for_byte() -> None
     assert call.body == b"".join(pieces)
 
 
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_thought_that_a_server_gives_as_text_is_its_clients_to_find(streams: bool) -> None:
+    text = "<think>\nhm\n</think>\n\nhello"
+    said = stream(event(text), DONE) if streams else answer(200, {"choices": [{"message": {"content": text}}]})
+    thinker = {"thinking": {"supported": True}}
+    async with Upstream(said) as theirs, routed(config(url(theirs), entry=thinker)) as app:
+        await in_state(app, "awake")
+        fields = {"stream": streams, "reasoning_effort": "high", "include_reasoning": False}
+        call = await Call(app, body(**fields)).done()
+    assert orjson.dumps(text) in call.body
+
+
 async def test_a_tool_call_reaches_the_client() -> None:
     choice = {"index": 0, "delta": {"tool_calls": CALLS}, "finish_reason": None}
     end = {"index": 0, "delta": {}, "finish_reason": "tool_calls"}

@@ -283,3 +283,16 @@ def test_a_completion_of_no_token_is_taken_where_it_echoes() -> None:
     assert read_facts({"prompt": "a", "max_tokens": 0, "echo": True}, "completions").max_tokens == 0
     assert refusal({"prompt": "a", "max_tokens": 0}, "completions").param == "max_tokens"
     assert refusal(chat(max_tokens=0, echo=True)).param == "max_tokens"
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens", "n", "seed", "thinking_token_budget"])
+def test_a_whole_number_may_be_written_with_a_point(field: str) -> None:
+    facts = read_facts(chat("hi", **{field: 5.0}), "chat")
+    assert (facts.body[field], type(facts.body[field])) == (5, int)
+
+
+@pytest.mark.parametrize("value", [5.5, 1e30, "5", True])
+def test_what_is_no_whole_number_is_none_however_it_is_written(value: object) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_facts(chat("hi", max_tokens=value), "chat")
+    assert refused.value.param == "max_tokens"

@@ -51,6 +51,30 @@ def test_calls_without_id_and_type_get_them() -> None:
     ]
 
 
+@pytest.mark.parametrize("role", ["user", "assistant", "tool", "system"])
+def test_a_name_that_is_null_is_none(role: str) -> None:
+    assert arrived({"role": role, "content": "x", "name": None}) == arrived({"role": role, "content": "x"})
+
+
+def test_nulls_in_a_call_are_what_a_call_without_them_has() -> None:
+    assert arrived(called("{}", id=None, type=None)) == arrived(called("{}", id="call_0", type="function"))
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "user", "content": "secret", "name": 7}, "messages[1].name"),
+        ({"role": "tool", "content": "secret", "tool_call_id": 7}, "messages[1].tool_call_id"),
+        (called("{}", id=7), "messages[1].tool_calls[0].id"),
+    ],
+    ids=str,
+)
+def test_what_a_validator_would_say_of_every_role_is_said_of_the_field(message: dict[str, Any], param: str) -> None:
+    error = refused(message)
+    assert error.param == param
+    assert "secret" not in error.message
+
+
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_no_content_is_an_empty_one_and_a_reply_may_have_none(role: str) -> None:
     assert arrived({"role": role, "content": None})[0]["content"] == ""

@@ -180,6 +180,44 @@ def test_tools_and_their_choice_pass_as_they_came(choice: object) -> None:
     assert (body["tools"], body["tool_choice"]) == (TOOLS, choice)
 
 
+@pytest.mark.parametrize("given", [{}, {"bad_words": ["no"]}], ids=str)
+def test_no_call_can_be_written_where_none_may_be(given: dict[str, Any]) -> None:
+    body = sent(chat(tools=TOOLS, tool_choice="none", **given))
+    assert body["tools"] == TOOLS
+    assert body["bad_words"] == [*given.get("bad_words", []), "<tool_call>"]
+    anthropic = {"name": "look_up", "input_schema": {"type": "object"}}
+    fields = {"max_tokens": 9, "tools": [anthropic], "tool_choice": {"type": "none"}, **given}
+    assert sent(chat(**fields), "messages")["bad_words"] == body["bad_words"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": TOOLS}, {"tools": TOOLS, "tool_choice": "auto"}, {"tool_choice": "none"}], ids=str
+)
+def test_where_a_call_may_be_written_no_word_is_forbidden(fields: dict[str, Any]) -> None:
+    assert "bad_words" not in sent(chat(**fields))
+
+
+def test_words_of_a_parser_that_is_not_known_are_not_forbidden() -> None:
+    body = sent(chat(model="org/plain:1b", tools=TOOLS, tool_choice="none"))
+    assert "bad_words" not in body
+
+
+# Sampling
+
+
+def test_several_answers_without_randomness_are_the_likeliest_each() -> None:
+    body = sent(chat(n=3, temperature=0))
+    assert (body["n"], body["top_k"]) == (3, 1)
+    assert body["temperature"] > 0
+    assert sent(chat(n=1, temperature=0))["temperature"] == 0
+    assert sent(chat(n=3, temperature=0, use_beam_search=True))["temperature"] == 0
+
+
+def test_the_smallest_top_p_of_openais_is_the_smallest_of_the_engines() -> None:
+    assert 0 < sent(chat(top_p=0))["top_p"] < 0.001
+    assert sent(chat(top_p=0.1))["top_p"] == 0.1
+
+
 # The rest
 
 UNKNOWN: dict[str, Any] = {

@@ -16,7 +16,9 @@ import pytest
 
 from serve_app.router import protocol
 from serve_app.router.listener import Listener, PortTaken, open_port, raise_file_limit
+from serve_app.router.wire import WIRE
 from serve_app.service_schema import RouterSettings
+from tests.ports import free_port
 
 JSON = b"content-type: application/json\r\n"
 
@@ -37,12 +39,6 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-length", str(len(answer)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": answer})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
@@ -159,6 +155,42 @@ async def test_pipelined_chunked_and_expecting_requests_are_answered_in_order() 
             assert b"100 Continue" in await connection.reader.readuntil(b"\r\n\r\n")
         await connection.send(b"hi")
         assert (await connection.answer())[2]["body"] == "hi"
+
+
+async def in_pieces(scope: Any, receive: Any, send: Any) -> None:
+    """Answers a stream in three pieces, an empty one among them, by ASGI or by the wire."""
+    if scope["type"] == "lifespan":
+        await echo(scope, receive, send)
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for piece in (b"data: a\n\n", b"", b"data: b\r\n0\r\n\n\n"):
+        if scope["path"] == "/wire":
+            scope[WIRE].write(piece)
+        else:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n" if scope["path"] == "/asgi" else b""})
+
+
+@pytest.mark.parametrize("path", [b"/wire", b"/asgi"])
+async def test_a_stream_to_http_1_0_has_no_chunks_and_ends_with_its_connection(path: bytes) -> None:
+    async with listening(in_pieces) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET %s HTTP/1.0\r\nexpect: 100-continue\r\nconnection: keep-alive\r\n\r\n" % path)
+        async with asyncio.timeout(10):
+            head, _, said = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert said == b"data: a\n\ndata: b\r\n0\r\n\n\n" + (b"data: [DONE]\n\n" if path == b"/asgi" else b"")
+
+
+async def test_a_whole_answer_to_http_1_0_has_its_length() -> None:
+    async with connected() as connection:
+        await connection.send(b"POST /a HTTP/1.0\r\ncontent-length: 2\r\n\r\nhi")
+        status, headers, said = await connection.answer()
+        assert (status, headers["connection"], said["body"]) == (200, "close", "hi")
+        assert await connection.closed()
 
 
 async def test_a_port_is_shared_with_the_same_service_and_refused_beside_another() -> None:

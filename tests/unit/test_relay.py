@@ -258,6 +258,21 @@ async def test_what_the_engines_validator_finds_is_said_in_a_sentence(
     assert (call.error["param"], call.error["message"]) == (param, said)
 
 
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ('[04:24:23] <path>:4944: Unsupported type "x"\n', 'Unsupported type "x"\n'),
+        (f"top_p must be in (0, 1], got 7. (parameter=top_p, value={PROMPT})", "top_p must be in (0, 1], got 7."),
+        ("`tools` must be set. (parameter=tool_choice)", "`tools` must be set."),
+        (f"only one kind, but: {{'json': {{'{PROMPT}': 1}}, 'regex': 'a'}}", "only one kind, but"),
+        ("Invalid structural tag specification.", "No grammar can be made of the schemas in `tools`."),
+    ],
+)
+async def test_what_the_engine_says_beside_the_matter_is_left_out(message: str, said: str) -> None:
+    call = await asked(answer(400, error(400, message)))
+    assert call.error["message"] == said
+
+
 @pytest.mark.parametrize(("status", "seen"), [(404, 404), (422, 400), (429, 429), (302, 503), (204, 503)])
 async def test_engines_other_refusals_keep_their_meaning(status: int, seen: int) -> None:
     assert (await asked(answer(status, error(status, "no")))).status == seen
@@ -719,7 +734,6 @@ async def refused(pool: Pool, *args: Any, settings: Config | None = None, **kwar
         b'{"messages": "\xff\xfe"}',
         b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
         b"[" * 100_000,
-        b"\xef\xbb\xbf{}",
     ],
 )
 async def test_bad_json_is_a_400(pool: Pool, raw: bytes) -> None:
@@ -813,11 +827,9 @@ async def test_wrong_request_wakes_no_model(pool: Pool, fields: dict[str, Any], 
         ("DELETE", "/v1/models/" + HOT, 405),
         ("POST", "/nope", 404),
         ("GET", "/", 404),
-        ("POST", "/v1/chat/completions/", 404),
-        ("POST", "//v1/chat/completions", 404),
+        ("POST", "/v1/v1/chat/completions", 404),
         ("POST", "/V1/chat/completions", 404),
         ("GET", "/v1/models/nope", 404),
-        ("GET", "/v1/models/", 404),
     ],
 )
 async def test_wrong_path_or_method_is_refused_in_openais_shape(

@@ -30,7 +30,8 @@ def user(text: str) -> dict[str, Any]:
 
 
 def said(text: str) -> dict[str, Any]:
-    return {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]}
+    part = {"type": "output_text", "text": text}
+    return {"type": "message", "id": "msg_1", "role": "assistant", "content": [part]}
 
 
 # What is read
@@ -136,6 +137,16 @@ def test_the_engine_keeps_nothing_and_gets_no_id_of_the_clients() -> None:
 
 def test_a_stream_of_responses_counts_its_tokens_anyway_and_is_not_asked_to() -> None:
     assert "stream_options" not in sent({"input": "x", "stream": True}, "responses")
+
+
+def test_an_answer_in_the_input_may_leave_out_what_only_servers_know() -> None:
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Oslo."}], "id": None}
+    whole = {"type": "message", "id": "msg_x", "status": "completed", "role": "assistant", "content": "Oslo."}
+    ask = {"role": "user", "content": [{"type": "input_text", "text": "And Rome?"}]}
+    first, *rest = sent({"input": [said, whole, ask]}, "responses")["input"]
+    assert rest == [whole, ask]
+    assert (first["type"], first["status"], first["id"]) == ("message", "completed", "msg_0")
+    assert first["content"] == [{"type": "output_text", "text": "Oslo.", "annotations": []}]
 
 
 def test_system_items_join_the_instructions_where_every_template_takes_them() -> None:

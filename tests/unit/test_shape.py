@@ -2,12 +2,13 @@
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import orjson
 import pytest
-from catalogs import CATALOG, PLAIN, chat
+from catalogs import ALL_AWAKE, CATALOG, PLAIN, chat
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from judging import TOOLS
@@ -18,6 +19,7 @@ from serve_app.router.tally import Tally
 from serve_app.routing.decide import decide
 from serve_app.routing.decision import Setting
 from serve_app.routing.facts import Endpoint, read_facts
+from serve_app.routing.outgoing import engine_body
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": '{"q": 1}'}}
 MARKUP = '<tool_call>\n{"name": "look_up", "arguments": {"q": "Köln"}}\n</tool_call>'
@@ -526,3 +528,128 @@ def test_what_an_engine_answers_instead_of_an_object_is_a_503_and_no_fault_of_ou
         with pytest.raises(ApiError) as refused:
             reads(raw)
         assert (refused.value.status, refused.value.code) == (503, "engine_error")
+
+
+# After a thought
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\n\nHello", "Hello"),
+        ("</think>\n\nHello", "Hello"),
+        ("\n\n</think>\n\nHello\n\nyou\n", "Hello\n\nyou\n"),
+        ("and so on</think>\n\nHello", "and so on\n\nHello"),
+        ("\n\n    indented", "    indented"),
+        ("Hello", "Hello"),
+        ("\n\n", None),
+    ],
+)
+def test_what_follows_a_thought_begins_with_its_text_and_holds_no_end_of_it(text: str, shown: str | None) -> None:
+    assert whole(Shape(thinks=1), {"content": text, "reasoning": "hm"})["content"] == shown
+    tokens = [token for token in re.split("(</think>|\n\n| )", text) if token]
+    stream = [event({"role": "assistant", "content": ""}), event({"reasoning": "hm"})]
+    stream += [event({"content": token}) for token in tokens] + [event({}, "stop")]
+    shape = Shape(thinks=1)
+    assert joined(b"".join(map(shape.events, stream)))["content"] == (shown or "")
+
+
+def test_without_a_thought_text_is_as_it_came() -> None:
+    body = answer({"content": "\n\nuse </think> tags"})
+    assert Shape().whole(body) is body
+    chunk = event({"content": "\n\nuse </think> tags"})
+    assert Shape(tools=True).events(chunk) is chunk
+
+
+def test_text_of_each_choice_begins_for_itself_and_is_then_passed_on_untouched() -> None:
+    shape = Shape(thinks=2)
+    first = shape.events(event({"content": "\n\na"}) + event({"content": "\n\nb"}, index=1))
+    assert [choice["delta"]["content"] for choice in deltas(first)] == ["a", "b"]
+    later = event({"content": "\n\nc"})
+    assert shape.events(later) is later
+
+
+def test_a_lost_call_behind_empty_lines_is_an_error_too() -> None:
+    shape = Shape(tools=True, thinks=1, tally=(tally := Tally(completion=60, reasoning=20)))
+    sent = shape.events(event({"content": "\n\n"}) + event({}, "stop"))
+    assert tally.completion == 60
+    with pytest.raises(ApiError, match="cannot be read"):
+        shape.events(b"data: [DONE]\n\n")
+    assert "stop" not in sent.decode()
+
+
+@pytest.mark.parametrize(
+    ("usage", "finish"),
+    [
+        ({"completion_tokens": 9, "total_tokens": 20}, "tool_calls"),
+        ({"completion_tokens": 10, "total_tokens": 21}, "length"),
+        ({"completion_tokens": 9, "total_tokens": 100}, "length"),
+    ],
+)
+def test_an_answer_that_its_limit_ended_says_so_though_its_calls_are_whole(usage: dict[str, int], finish: str) -> None:
+    said = orjson.loads(answer({"content": None, "tool_calls": [CALL]}, "tool_calls"))
+    found = orjson.loads(Shape(tools=True, most=(10, 100)).whole(orjson.dumps({**said, "usage": usage})))
+    assert found["choices"][0]["finish_reason"] == finish
+    assert found["choices"][0]["message"]["tool_calls"] == [CALL]
+
+
+# A thought in secret
+
+FIELDS = ({"include_reasoning": False}, {"reasoning": {"exclude": True, "enabled": True}})
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=str)
+@pytest.mark.parametrize("names", ["both", "reasoning", "reasoning_content"])
+def test_a_thought_that_is_not_wanted_is_in_no_answer(fields: dict[str, Any], names: Names) -> None:
+    def shape() -> Shape:
+        facts = read_facts(chat(chat_template_kwargs={"enable_thinking": True}, **fields), "chat")
+        decision = decide(facts, PLAIN, Setting(ALL_AWAKE))
+        model = CATALOG.models[decision.model_id]
+        assert "include_reasoning" not in engine_body(facts, decision, model)
+        return shape_of(facts, decision, model, names)
+
+    told = {"logprobs": {"content": [{"token": "secret"}]}, "token_ids": [7]}
+    found = shape().whole(answer({"content": "\n\n4", "reasoning": "secret"}, **told))
+    assert b"secret" not in found
+    assert orjson.loads(found)["choices"][0]["message"]["content"] == "4"
+    stream = [event({"role": "assistant", "content": ""}), *(event({"reasoning": "secret"}, **told) for _ in range(3))]
+    stream += [event({"content": "\n\n"}, **told), event({"content": "4"}, **told), event({}, "stop", **told)]
+    passed = b"".join(map(shape().events, stream))
+    assert b"secret" not in passed
+    assert b"7" not in passed
+    assert [choice["delta"].get("content") for choice in deltas(passed)] == ["", "", "4", None]
+    assert joined(passed)["finish_reason"] == "stop"
+
+
+def test_a_call_lost_in_a_secret_thought_comes_to_light_all_the_same() -> None:
+    shape = Shape(tools=True, thinks=1, hides=True)
+    stream = [event({"reasoning": piece}) for piece in ("hm ", "<tool_call>", "look it up")] + [event({}, "stop")]
+    assert joined(b"".join(map(shape.events, stream)))["content"] == "look it up"
+
+
+# Calls that are half ones
+
+
+def piece(arguments: str, index: int = 0) -> dict[str, Any]:
+    return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+
+@pytest.mark.parametrize("finish", ["tool_calls", "stop"])
+@pytest.mark.parametrize("arguments", ['{"city": "a', '{"city": "Oslo"}, "name": "look_up"', '{"city": "Oslo",}'])
+def test_stream_whose_arguments_cannot_be_read_is_an_error_and_no_call(arguments: str, finish: str) -> None:
+    shape = Shape(tools=True)
+    shape.events(event(piece("{}")) + event(piece(arguments[:4], 1)) + event(piece(arguments[4:], 1)))
+    with pytest.raises(ApiError, match="cannot be read"):
+        shape.events(event({}, finish))
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"city": "a</tool_call>b"}', '{"city": "\\ud83d"}', '{"n": 1e999}'])
+def test_stream_whose_arguments_can_be_read_ends_in_order(arguments: str) -> None:
+    shape = Shape(tools=True)
+    sent = shape.events(event(piece(arguments[:3]))) + shape.events(event(piece(arguments[3:]), "tool_calls"))
+    assert joined(sent)["finish_reason"] == "tool_calls"
+
+
+def test_stream_that_its_limit_cut_in_a_call_ends_in_order() -> None:
+    shape = Shape(tools=True)
+    assert joined(shape.events(event(piece('{"ci')) + event({}, "length")))["finish_reason"] == "length"

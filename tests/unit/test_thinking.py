@@ -120,6 +120,28 @@ def test_only_the_last_user_message_is_read_for_switches() -> None:
     assert decided({"messages": messages}).thinking_source == "default"
 
 
+@pytest.mark.parametrize(
+    ("system", "wanted"),
+    [
+        ("/no_think", False),
+        ("You are brief. /no_think", False),
+        ("/think\nYou are thorough.", True),
+        ("/think first, and then /no_think", False),
+        ("Users may write /think to see you think.", None),
+        ("See /usr/bin/think", None),
+    ],
+)
+def test_a_switch_at_either_end_of_the_system_prompt_counts(system: str, wanted: bool | None) -> None:
+    decision = decided({"messages": [{"role": "system", "content": system}, *chat("hi")["messages"]]})
+    assert decision.thinking_source == ("default" if wanted is None else "soft_switch")
+    assert decision.thinking is bool(wanted)
+
+
+def test_the_users_switch_beats_that_of_the_system_prompt() -> None:
+    messages = [{"role": "system", "content": "Be brief. /no_think"}, *chat("prove it /think")["messages"]]
+    assert decided({"messages": messages}).thinking is True
+
+
 def test_switch_in_a_text_part_counts() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "hm"}, {"type": "text", "text": "/think"}]}]
     assert decided({"messages": messages}).thinking_source == "soft_switch"
@@ -130,6 +152,8 @@ def test_switch_in_a_text_part_counts() -> None:
     [
         ({"chat_template_kwargs": {"enable_thinking": "false"}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"enable_thinking": 0}}, "chat_template_kwargs.enable_thinking"),
+        ({"think": 1}, "think"),
+        ({"think": "hard"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"enable_thinking": []}}, "chat_template_kwargs.enable_thinking"),
         ({"thinking_token_budget": -1}, "thinking_token_budget"),
         ({"thinking_token_budget": 1.5}, "thinking_token_budget"),
@@ -156,6 +180,17 @@ def test_effort_becomes_a_budget(effort: str, budget: int | None) -> None:
     decision = decided(chat(reasoning_effort=effort))
     assert decision.thinking is (budget != 0)
     assert decision.budget == (budget or None)
+
+
+@pytest.mark.parametrize(
+    ("think", "source", "thinking"),
+    [(True, "enable_thinking", True), (False, "enable_thinking", False), ("low", "reasoning_effort", True)],
+)
+def test_ollamas_word_is_understood(think: Any, source: str, thinking: bool) -> None:
+    decision = decided(chat("hi", think=think))
+    assert (decision.thinking, decision.thinking_source) == (thinking, source)
+    assert "think" not in sent(chat("hi", think=think))
+    assert decided(chat("hi", think=think, enable_thinking=not thinking)).thinking is not thinking
 
 
 def test_null_switch_is_no_switch() -> None:

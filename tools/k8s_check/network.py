@@ -54,6 +54,7 @@ _NEEDED = (
     *(Flow(STRANGER, WORKER, 8000, same_namespace=same) for same in (True, False)),
     *(Flow(OPERATOR, HEAD, port, same_namespace=same) for port in (8265, 8001, 52365) for same in (True, False)),
     *(Flow(PROMETHEUS, target, 8080, same_namespace=False) for target in (HEAD, WORKER)),
+    Flow(PROMETHEUS, WORKER, 8000, same_namespace=False),  # the engines' metrics, by way of a Router
 )
 _CLOSED = (
     *(Flow(STRANGER, HEAD, port, same_namespace=same) for port in (6379, 8265, 10001, 8000) for same in (True, False)),

@@ -157,6 +157,13 @@ def _ports(document: Document, config: Config, serve: Mapping[str, Any]) -> Iter
             yield Problem(pods.container(0, "readinessProbe"), "must ask /ready: the front door's Service goes by it")
         if pods.role == "worker" and dig(probe, "httpGet", "port") not in ("front-door", config.router.port):
             yield Problem(pods.container(0, "readinessProbe"), "must ask the front door")
+        noticed_s = whole(dig(probe, "periodSeconds"), 10) * whole(dig(probe, "failureThreshold"), 3)
+        if pods.role == "worker" and config.router.leave_s <= noticed_s:
+            yield Problem(
+                pods.container(0, "readinessProbe"),
+                f"notices after {noticed_s} s that a Router goes;"
+                f" router.leave_s: {config.router.leave_s:g} must be more",
+            )
         if dig(probe, "httpGet", "scheme", default="HTTP") != "HTTP":
             yield Problem(pods.container(0, "readinessProbe"), "the front door speaks HTTP")
         if "livenessProbe" in mapping(dig(pods.containers, 0)):
@@ -172,7 +179,7 @@ def _ports(document: Document, config: Config, serve: Mapping[str, Any]) -> Iter
 
 def _drain(document: Document, config: Config) -> Iterator[Problem]:
     """A pod must be given the time that its streams have: to replacements, to them, and to Ray."""
-    needed = _REPLACEMENT_S + config.router.drain_s + SHUTDOWN_MARGIN_S
+    needed = _REPLACEMENT_S + config.router.leave_s + config.router.drain_s + SHUTDOWN_MARGIN_S
     longest = 0
     for pods in reversed(all_pods([document])):
         command = dig(pods.containers, 0, "lifecycle", "preStop", "exec", "command", default=[])
@@ -193,7 +200,7 @@ def _drain(document: Document, config: Config) -> Iterator[Problem]:
                     where, f"terminationGracePeriodSeconds {grace}: spot nodes are gone after {_SPOT_NOTICE_S} s"
                 )
         elif pods.role == "worker" and deadline < needed:
-            yield Problem(where, f"--deadline-s {deadline}: router.drain_s needs {needed:.0f}")
+            yield Problem(where, f"--deadline-s {deadline}: router.leave_s and drain_s need {needed:.0f}")
         elif pods.role == "head" and deadline < longest:
             yield Problem(where, f"--deadline-s {deadline}: the workers' is {longest}, and they need the head")
         longest = max(longest, deadline)
