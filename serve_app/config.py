@@ -30,10 +30,12 @@ from serve_app.service_schema import (
     AuditSettings,
     Batches,
     Conversations,
+    Page,
     RouterSettings,
     Security,
     Telemetry,
     is_address,
+    is_loopback,
 )
 from serve_app.strict import Strict
 
@@ -64,6 +66,7 @@ class Config(Strict):
     security: Security = Security()
     batches: Batches = Batches()
     conversations: Conversations = Conversations()
+    ui: Page = Page()
     models: Annotated[list[Model], Field(min_length=1)]
 
     @field_validator("engine_host")
@@ -206,6 +209,16 @@ class Config(Strict):
             for name in key.models or ():
                 if name not in ids:
                     raise ValueError(f"security.keys[{index}].models: {name} is not the id of a model here")
+        return self
+
+    @model_validator(mode="after")
+    def _page_is_closed(self) -> Self:
+        keyed = self.security.keys or self.security.keys_file
+        if self.ui.enabled and not keyed and not is_loopback(self.router.host):
+            raise ValueError(
+                f"ui.enabled: others reach router.host {self.router.host}, where the page needs security.keys or"
+                " security.keys_file; give one, or listen on 127.0.0.1"
+            )
         return self
 
     @model_validator(mode="after")

@@ -291,6 +291,8 @@ def _say_ready(config: Config, took_s: float, console: Console) -> None:
         highlight=False,
     )
     console.print(f"Try it:\n  {curl}", highlight=False, soft_wrap=True)
+    if config.ui.enabled:
+        console.print(f"Or look at it: {_url(config)}/ui", highlight=False, soft_wrap=True)
     console.print(f"Switchyard is ready at {_url(config)} (Ctrl-C stops it)", highlight=False, soft_wrap=True)
 
 

@@ -32,6 +32,14 @@ def _collector_url(value: str) -> str:
     return value
 
 
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _split(url: str) -> str:
     """The path of a URL. Raises `ValueError`, which does not quote it, where host or port are none."""
     try:
@@ -178,6 +186,12 @@ class Security(Strict):
             if doubled := [place for place, key in enumerate(self.keys) if values[getattr(key, field)] > 1]:
                 raise ValueError(f"keys[{doubled[-1]}].{field}: another key has the same")
         return self
+
+
+class Page(Strict):
+    """The page for people at `/ui`. Where others reach the router it needs keys."""
+
+    enabled: bool = Field(False, description="Served by the front door, never by Serve's own ingress.")
 
 
 class AuditSettings(Strict):

@@ -54,6 +54,7 @@ from serve_app.router.responses import ResponseRoutes, Responses
 from serve_app.router.schedule import Schedule
 from serve_app.router.slashes import without_slashes
 from serve_app.router.tokens import TokenCounter
+from serve_app.router.ui import Page
 from serve_app.routing.facts import Endpoint
 from serve_app.routing.policy import policy_of
 from serve_app.scoring import scorer_of
@@ -178,6 +179,7 @@ class RouterApp:
         admin = Admin(self._catalog, self.fleet)
         engine_metrics = EngineMetrics(self.fleet, self._relay)
         self._keys = Keys(config, front_door=front_door)
+        self._page = Page(enabled=config.ui.enabled and front_door)
         self._traffic: Traffic = before._traffic if before else Traffic(time.time())
         self._feed = Feed(
             # Serve waits for its own ingress's requests to end before it stops a replica.
@@ -225,6 +227,7 @@ class RouterApp:
                 Route("/v1/batches", batches.list),
                 Route("/v1/batches/{batch_id}", batches.retrieve),
                 Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
+                *self._page.routes,
                 Route("/openapi.json", self.openapi),
                 Route("/health", self.health),
                 Route("/ready", self.ready),
@@ -246,9 +249,9 @@ class RouterApp:
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._open += 1
         try:
-            probe = scope["path"] in _ALWAYS_ANSWERED
+            open_to_all = scope["path"] in _ALWAYS_ANSWERED or scope["path"] in self._page.paths
             generates = scope["path"] in _ENGINE_PATHS and scope["method"] == "POST"
-            if refusal := None if probe else self._refusal(scope):
+            if refusal := None if open_to_all else self._refusal(scope):
                 own_id = request_id(Headers(scope=scope))
                 if generates:
                     self._keep(refused_record(scope, own_id, refusal.status, refusal.code))

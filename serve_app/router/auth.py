@@ -21,7 +21,7 @@ from starlette.datastructures import Headers
 from serve_app.config import Config
 from serve_app.errors import ApiError
 from serve_app.model_schema import resolve_dir
-from serve_app.service_schema import Anonymous, ApiKey
+from serve_app.service_schema import Anonymous, ApiKey, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class Keys:
         self._anonymous = Caller(ANONYMOUS, settings.anonymous, admin=local)
         self._closed = bool(settings.keys or settings.keys_file)
         self._origins = frozenset(settings.cors_origins)
+        self._own_names = frozenset(settings.hosts) if config.ui.enabled and local else None
 
     def caller(self, headers: Headers) -> Caller:
         """Who sent a request with these headers. Raises `ApiError` (401, 403)."""
@@ -101,7 +102,8 @@ class Keys:
         Browsers say whose page it is. (Keys they do not send of their own accord.)
         """
         origin = headers.get("origin")
-        if origin is not None and origin not in self._origins and "*" not in self._origins:
+        listed = origin is None or origin in self._origins or "*" in self._origins
+        if not listed and not self._is_own_page(origin or "", headers.get("host", "")):
             raise ApiError(403, "This web page may not call the API; see security.cors_origins.", code="wrong_origin")
         # A page whose name was bound anew to this machine's address is of the same origin to its browser, which names
         # no origin then when it reads. Nobody but this machine should come here, and it knows itself by no public name.
@@ -109,6 +111,13 @@ class Keys:
             raise ApiError(
                 403, "This service does not answer to that host name; see security.hosts.", code="wrong_host"
             )
+
+    def _is_own_page(self, origin: str, host: str) -> bool:
+        """Whether our own `/ui` asks: its origin is the address at which we are asked, by a name that is ours."""
+        if self._own_names is None or origin.partition("://")[2] != host.lower():
+            return False
+        name = _name_of(host)
+        return is_loopback(name) or name in self._own_names
 
     def _look(self) -> None:
         """Read the file again if it has changed; a faulty one leaves the keys as they were."""
@@ -180,20 +189,18 @@ def new_key(key_id: str, *, models: list[str] | None = None, admin: bool = False
     return key, ApiKey(id=key_id, sha256=digest_of(key), models=models, admin=admin)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether an address to listen on can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _name_of(host: str) -> str:
+    """The name or the address in a `Host` header."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return (host.lower().rpartition(":")[0] or host.lower()).rstrip(".")
 
 
 def _public_name(host: str) -> str:
     """The name in a `Host` header, if somebody could own it in the public DNS; else an empty string."""
-    name = host.lower() if host.startswith("[") else host.lower().rpartition(":")[0] or host.lower()
-    name = name.rstrip(".")
+    name = _name_of(host)
     with contextlib.suppress(ValueError):
-        ipaddress.ip_address(name.partition("]")[0].removeprefix("["))
+        ipaddress.ip_address(name)
         return ""
     return "" if "." not in name or name.rpartition(".")[2] in _NEVER_PUBLIC else name
 

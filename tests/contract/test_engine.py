@@ -22,6 +22,7 @@ from serve_app.engines.port import reserve_port
 from serve_app.engines.process import EngineProcess, StandbyHost
 from serve_app.model_schema import Model
 from serve_app.router.tokens import TokenCounter
+from tests.cores import ENGINE_CORES
 
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().parents[2] / ".models").absolute()
 SECRET = "contract"
@@ -36,7 +37,7 @@ SPECS = {
         "vllm",
         str(MODELS_DIR / "smollm2-135m-instruct"),
         {"dtype": "bfloat16", "enforce_eager": True, "max_model_len": 1024, "max_num_seqs": 8},
-        {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+        {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", **ENGINE_CORES},
         PLACES,
         load_timeout_s=120,
     ),

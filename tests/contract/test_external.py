@@ -23,7 +23,7 @@ from serve_app.engines.environment import host_environment
 from serve_app.models.replicas import set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.deployment import NoPool
-from tests.e2e.service import free_port
+from tests.ports import free_port
 
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or Path(__file__).resolve().parents[2] / ".models").absolute()
 KEY, THERE, HERE = "sk-their-secret-4711", "org/smol", "smol"

@@ -18,6 +18,7 @@ from serve_app.model_schema import REPOSITORY
 from serve_app.sizing.memory import kv_bytes_per_token, weight_bytes
 from serve_app.sizing.shape import parameters, read_shape
 from serve_app.sizing.source import config_here
+from tests.cores import ENGINE_CORES
 
 pytestmark = pytest.mark.real_engine
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
@@ -32,7 +33,7 @@ def files_of(model: str) -> Mapping[str, Any]:
 
 def reported_by_vllm(model: str) -> dict[str, int]:
     """From an engine with so much KV cache, in a process of its own."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0", **ENGINE_CORES}
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.kv_cache_report", str(MODELS_DIR / model), str(KV_CACHE_BYTES)],
         cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200,

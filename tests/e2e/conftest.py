@@ -1,14 +1,34 @@
-"""The two services that most end-to-end tests share: one on real engines, one on scripted ones."""
+"""The two services that most end-to-end tests share, one on real engines, one on scripted ones; and how the tests of
+two pytest workers go side by side: those of one service together, and those that measure time with nobody beside them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
+from xdist.scheduler import LoadScopeScheduling
 
+from tests.cores import ENGINE_CORES
+from tests.e2e.machine import Machine
 from tests.e2e.service import Service, running
+
+_machine = Machine()
+# By service: the modules whose tests use it.
+_SHARED = {
+    "real": {
+        *("test_anthropic", "test_api_compat", "test_engine_death", "test_grid", "test_hostile", "test_lazy"),
+        *("test_openai_client", "test_reasoning", "test_resident", "test_structured", "test_thinking", "test_tools"),
+    },
+    "fake": {"test_errors", "test_limits_and_faults"},
+}
+_FIRST = ["real", "test_residency", "fake"]
+# A test that wants to be alone may have to wait for the longest one of the other worker.
+_ALONE_TIMEOUT_S = 900
+
 
 CPU_ENGINE: dict[str, Any] = {
     "dtype": "bfloat16",
@@ -16,7 +36,7 @@ CPU_ENGINE: dict[str, Any] = {
     "enable_prefix_caching": True,
     "max_num_seqs": 32,
 }
-CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+CPU_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", **ENGINE_CORES}
 
 RESIDENT = "smollm2-135m"
 LAZY = "smollm2-135m-lazy"
@@ -32,6 +52,8 @@ def real_models() -> list[dict[str, Any]]:
             "tier": "resident",
             "source": "smollm2-135m-instruct",
             "context": 2048,
+            # Sampled as its authors say, an answer without a limit is now and then as long as the context.
+            "sampling": {"plain": {"temperature": 0}},
             **shared,
         },
         {
@@ -72,7 +94,7 @@ def real_models() -> list[dict[str, Any]]:
 @pytest.fixture(scope="session")
 def real() -> Iterator[Service]:
     """vLLM on this CPU: a resident chat model, the same as a lazy one, a tiny Qwen3, and one without files."""
-    with running(real_models(), pool={"memory_gb": 6, "min_residency_s": 1}) as service:
+    with running(real_models(), dashboard=True, pool={"memory_gb": 6, "min_residency_s": 1}) as service:
         yield service
 
 
@@ -128,3 +150,54 @@ def fake_client(fake: Service) -> AsyncOpenAI:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How long the overload lasts: 180 for the long run."""
     parser.addoption("--overload-seconds", type=float, default=None, help="seconds of ten times the capacity")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """For what measures time, and has its service up by now: no other pytest worker does anything meanwhile."""
+    with _machine.alone():
+        yield
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    with _machine.shared():
+        return (yield)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest groups come first: none is left for the end."""
+    for item in items:
+        if isinstance(item, pytest.Function):
+            for service in _SHARED.keys() & set(item.fixturenames):
+                assert _group(item.path) == service, f"{item.path.name}: add it to _SHARED[{service!r}]"
+            if "alone" in item.fixturenames:
+                item.add_marker(pytest.mark.timeout(_ALONE_TIMEOUT_S))
+    items.sort(key=lambda item: _FIRST.index(group) if (group := _group(item.path)) in _FIRST else len(_FIRST))
+
+
+def _group(module: Path) -> str:
+    return next((service for service, modules in _SHARED.items() if module.stem in modules), module.stem)
+
+
+class _ByService(LoadScopeScheduling):
+    """Gives all tests of a service to one worker. (xdist 3.8's own groups by mark are none under pytest 9.2.)"""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(Path(nodeid.split("::")[0]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return _ByService(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that failed shows what its services logged."""
+    report = yield
+    if report.failed and isinstance(item, pytest.Function):
+        for service in (value for value in item.funcargs.values() if isinstance(value, Service)):
+            report.sections.append((f"log of {service.base_url}", service.last_words()))
+    return report

@@ -23,7 +23,8 @@ import psutil
 import yaml
 
 from tests.e2e.fake_nodes import MARK, NODE, processes_with
-from tests.e2e.service import POLL_S, REPOSITORY, free_port
+from tests.e2e.service import POLL_S, REPOSITORY
+from tests.ports import free_port
 
 _BIN = Path(sys.executable).parent
 _HEAD_TYPE = "ray.head.default"
@@ -86,6 +87,7 @@ class FakeCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_TMPDIR": str(self.scratch),
+            "RAY_worker_niceness": "0",
             # Whole seconds; by default the autoscaler looks every 5.
             "AUTOSCALER_UPDATE_INTERVAL_S": "1",
             # As KubeRay has it. Version 1 takes fake nodes for dead and tries to reach them by SSH.

@@ -1,14 +1,15 @@
-"""Runs the service as users do, `serve run FILE`, on ports and a Ray of its own."""
+"""Runs the service as users do, by `serve run FILE`, on ports and a Ray of its own."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,18 +25,21 @@ import psutil
 import yaml
 
 from serve_app.config import deployment_name, parse_config
+from tests.ports import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MODELS_DIR = Path(os.environ.get("MODELS_DIR") or REPOSITORY / ".models").absolute()
-START_DEADLINE_S = 150
+START_DEADLINE_S = 200
 POLL_S = 0.1
+_LOG_CHARACTERS = 8000
+_C = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def _told_when_we_die() -> None:
+    """Run in a child: as Ctrl-C to pytest ends its workers without their teardown, it hears Ctrl-C itself then."""
+    _C.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def wait_until(look: Callable[[], Any], deadline_s: float, what: str) -> Any:
@@ -69,7 +73,8 @@ def meanwhile(look: Callable[[], None], every_s: float) -> Iterator[None]:
 class Service:
     """A running service. `models` in the form of a deployment file's.
 
-    It brings a Ray of its own, or runs on the cluster at `address`, reached with `environment`.
+    It brings a Ray of its own, or runs on the cluster at `address`, reached with `environment`. With a `dashboard`
+    it can be told things by Serve's command line, and finds its metrics' addresses; it starts more slowly.
     """
 
     def __init__(
@@ -78,6 +83,7 @@ class Service:
         *,
         address: str = "local",
         environment: dict[str, str] | None = None,
+        dashboard: bool = False,
         **args: Any,
     ) -> None:
         self.port = free_port()
@@ -94,7 +100,15 @@ class Service:
                 model.setdefault("resources", {"num_cpus": 0.1})
         self.serve_port = free_port()
         self._address = address
-        self._environment = environment or {"RAY_TMPDIR": str(self.scratch), "RAY_AUTH_MODE": "token"}
+        self._dashboard = dashboard
+        self._environment = environment or {
+            "RAY_TMPDIR": str(self.scratch),
+            "RAY_AUTH_MODE": "token",
+            # Not the one in the home directory: two services that start at once would each write it.
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            # As `up` has it: else whatever starts beside them goes before engines and Routers.
+            "RAY_worker_niceness": "0",
+        }
         document = {
             # The nodes of a fake cluster share their ports.
             "proxy_location": "HeadOnly",
@@ -116,7 +130,10 @@ class Service:
 
     def start(self, *, wait: bool = True) -> None:
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
-        command = [str(Path(sys.executable).parent / "serve"), "run", "--address", self._address, str(self.file)]
+        if self._address == "local" and not self._dashboard:
+            command = [sys.executable, "-m", "tests.e2e.serve_run", str(self.file)]
+        else:
+            command = [str(Path(sys.executable).parent / "serve"), "run", "--address", self._address, str(self.file)]
         # A child inherits an ignored SIGINT (of a background job, say) and would not hear our Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.log.open("wb") as log:
@@ -126,13 +143,15 @@ class Service:
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 env=environment,
+                cwd=REPOSITORY,
                 start_new_session=True,
+                preexec_fn=_told_when_we_die,
             )
         if wait:
             try:
                 wait_until(self._started, START_DEADLINE_S, "the service is ready")
             except AssertionError:
-                print(self.log.read_text()[-8000:])
+                print(self.last_words())
                 self.stop()
                 raise
 
@@ -147,7 +166,7 @@ class Service:
         self.serve("deploy", str(self.file))
 
     def serve(self, command: str, *arguments: str) -> str:
-        """What a command of Serve's own says to this service's cluster."""
+        """What a command of Serve's own says to this service's cluster, through its dashboard."""
         program = str(Path(sys.executable).parent / "serve")
         environment = {**os.environ, **self._environment, "PYTHONPATH": str(REPOSITORY)}
         done = subprocess.run(
@@ -179,7 +198,20 @@ class Service:
         self._process.send_signal(signal.SIGINT)
 
     def stop(self) -> list[psutil.Process]:
-        """End it as Ctrl-C does; returns what is still there afterwards (and ends that, too)."""
+        """End it, and remove its files; returns what is still there afterwards (and ends that, too)."""
+        left = self._end()
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        return left
+
+    def restart(self) -> None:
+        """End it and give the same command again."""
+        left = self._end()
+        assert not left, f"processes left behind: {left}"
+        self._family = []
+        self.start()
+
+    def _end(self) -> list[psutil.Process]:
+        """As Ctrl-C does."""
         assert self._process
         if not self._family:
             self.interrupt()
@@ -189,8 +221,11 @@ class Service:
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        shutil.rmtree(self.scratch, ignore_errors=True)
         return left
+
+    def last_words(self) -> str:
+        """The end of what the service logged."""
+        return self.log.read_text(errors="replace")[-_LOG_CHARACTERS:] if self.log.exists() else ""
 
     def request(
         self,
@@ -233,7 +268,7 @@ class Service:
         return dict(body)
 
     def metrics(self) -> str:
-        """All pages that Ray tells Prometheus to scrape, one after the other."""
+        """All pages that Ray's dashboard tells Prometheus to scrape, one after the other."""
         pages = []
         for file in self.scratch.rglob("prom_metrics_service_discovery.json"):
             for target in json.loads(file.read_text())[0]["targets"]:
@@ -248,6 +283,11 @@ class Service:
             deadline_s,
             f"{model_id} is {state}",
         )
+
+    def unload(self, model_id: str) -> dict[str, Any]:
+        """Have a lazy model that nobody uses unloaded, and wait for that."""
+        self.request(f"/v1/router/models/{model_id}/unload", {}, method="POST")
+        return self.in_state(model_id, "stopped")
 
     def engine_processes(self, deployment: str) -> list[psutil.Process]:
         """The engine hosts of a deployment's replicas, parents before children."""
@@ -267,6 +307,9 @@ def running(models: list[dict[str, Any]], **args: Any) -> Iterator[Service]:
     service.start()
     try:
         yield service
+    except BaseException:
+        print(service.last_words())
+        raise
     finally:
         left = service.stop()
     assert not left, f"processes left behind: {left}"

@@ -66,7 +66,7 @@ def test_the_router_chooses_for_auto_and_says_why(claude: Anthropic) -> None:
 
 
 def test_a_cold_model_is_loaded_for_a_stream(real: Service, claude: Anthropic) -> None:
-    real.in_state(LAZY, "stopped")
+    real.unload(LAZY)
     with claude.messages.stream(model=LAZY, messages=PARIS, max_tokens=30, **GREEDY) as stream:
         assert "Paris" in "".join(stream.text_stream)
         assert int(stream.response.headers.get("x-router-cold-start-ms", 0)) >= 0

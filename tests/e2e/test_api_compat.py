@@ -117,10 +117,10 @@ def test_only_listed_headers_go_on_and_a_compressed_body_is_refused(real: Servic
 
 @pytest.mark.case(119)
 def test_two_fields_are_enough(real: Service) -> None:
-    # Sampled as the model's authors say, a model so small may say half a character: what it says is not looked at.
-    fields = {"model": RESIDENT, "messages": user("Where do llamas come from? One word.")}
-    status, _, whole = real.request("/v1/chat/completions", fields, timeout_s=200)
-    assert (status, bool(whole["choices"][0]["message"]["content"])) == (200, True)
+    fields = {"model": RESIDENT, "messages": user("What is the capital of France?")}
+    status, _, whole = real.request("/v1/chat/completions", fields)
+    assert status == 200
+    assert "Paris" in whole["choices"][0]["message"]["content"]
 
 
 @pytest.mark.case(106)

@@ -107,6 +107,7 @@ def test_cancel_gives_what_was_answered_until_then(service: Service) -> None:
     wait_until(lambda: service.model("hot")["in_flight"] == 0, 5, "its lines have left the engine")
 
 
+@pytest.mark.usefixtures("alone")
 async def test_interactive_requests_come_first_while_a_batch_runs(service: Service) -> None:
     client = client_of(service)
 
@@ -170,14 +171,13 @@ def test_a_file_is_run_from_the_command_line_and_goes_on_where_it_was_stopped(se
     assert Counter(json.loads(line)["custom_id"] for line in target.read_text().splitlines()) == once(20)
 
 
-def test_a_batch_goes_on_when_the_service_is_started_again(tmp_path: Path) -> None:
-    with running(models(), **settings(tmp_path)) as service:
-        client = client_of(service)
-        batch_id = started(client, lines(*["hot"] * 40, text=SLOW))
-        when(client, batch_id, lambda batch: batch.request_counts.completed >= 4)
-    with running(models(), **settings(tmp_path)) as service:
-        client = client_of(service)
-        batch = done(client, batch_id)
-        assert recorded(client, batch.output_file_id) == once(40)
-        assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
-        assert [one.id for one in client.batches.list()] == [batch_id]
+def test_a_batch_goes_on_when_the_service_is_started_again(service: Service) -> None:
+    client = client_of(service)
+    batch_id = started(client, lines(*["hot"] * 40, text=SLOW))
+    when(client, batch_id, lambda batch: batch.request_counts.completed >= 4)
+    before = [one.id for one in client.batches.list()]
+    service.restart()
+    batch = done(client, batch_id)
+    assert recorded(client, batch.output_file_id) == once(40)
+    assert batch.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
+    assert [one.id for one in client.batches.list()] == before

@@ -160,6 +160,7 @@ def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Ser
 
 
 @pytest.mark.case(34)
+@pytest.mark.usefixtures("alone")
 def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Service, cluster: FakeCluster) -> None:
     wait_until(lambda: gone(cluster), 30, "no GPU node")
     began = time.monotonic()
@@ -178,6 +179,7 @@ def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Servic
     assert watched.most_running(POOL) == 1
 
 
+@pytest.mark.usefixtures("alone")
 def test_with_a_node_at_hand_the_first_token_comes_within_the_load_time_and_four_seconds(
     service: Service, cluster: FakeCluster
 ) -> None:
@@ -222,15 +224,16 @@ def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster
 
 
 @pytest.mark.case(22, 71)
+@pytest.mark.usefixtures("alone")
 def test_the_resident_model_gets_a_second_replica_under_load_and_gives_it_back_with_its_streams_finished(
     service: Service, cluster: FakeCluster
 ) -> None:
     with ThreadPoolExecutor() as threads:
-        burst = [threads.submit(stream, service, "hot", 250) for _ in range(5)]
+        burst = [threads.submit(stream, service, "hot", 400) for _ in range(5)]
         wait_until(lambda: cluster.look().running[HOT] == 2, 20, "a second replica")
         assert all(answer.result().whole for answer in burst)
         # One on each replica: whichever Serve stops, one is running there.
-        long = [threads.submit(stream, service, "hot", 500) for _ in range(2)]
+        long = [threads.submit(stream, service, "hot", 700) for _ in range(2)]
         wait_until(lambda: cluster.look().running[HOT] == 1, 20, "one replica")
         assert not any(answer.done() for answer in long)
         assert all(answer.result().whole for answer in long)

@@ -10,7 +10,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.e2e.service import REPOSITORY, Service, free_port, running, wait_until
+from tests.e2e.service import REPOSITORY, Service, running, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 WORDS = "t000 t001 t002 t003"

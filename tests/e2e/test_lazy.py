@@ -20,7 +20,7 @@ PARIS = [{"role": "user", "content": "What is the capital of France?"}]
 async def test_twenty_first_requests_share_one_load_and_the_states_show(
     real: Service, async_client: AsyncOpenAI
 ) -> None:
-    before = real.in_state(LAZY, "stopped")["loads"]
+    before = real.unload(LAZY)["loads"]
     seen: list[str] = ["stopped"]
     over = threading.Event()
 
@@ -52,10 +52,11 @@ async def test_twenty_first_requests_share_one_load_and_the_states_show(
 
 
 @pytest.mark.case(37)
+@pytest.mark.usefixtures("alone")
 def test_a_stream_hears_that_its_model_loads_and_answers_within_the_load_time_and_two_seconds(
     real: Service,
 ) -> None:
-    real.in_state(LAZY, "stopped")
+    real.unload(LAZY)
     began = time.monotonic()
     status, headers, text = real.request(
         "/v1/chat/completions", {"model": LAZY, "messages": PARIS, "stream": True, "temperature": 0}
@@ -70,7 +71,7 @@ def test_a_stream_hears_that_its_model_loads_and_answers_within_the_load_time_an
 
 
 def test_openais_client_reads_a_stream_that_waited_for_a_load(real: Service, client: OpenAI) -> None:
-    real.in_state(LAZY, "stopped")
+    real.unload(LAZY)
     stream = client.chat.completions.create(model=LAZY, messages=PARIS, temperature=0, stream=True)
     assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 

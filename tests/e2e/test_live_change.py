@@ -40,13 +40,14 @@ def resident(name: str) -> dict[str, Any]:
     return {"id": name, "tier": "resident", "context": 4096, "fake": {"tpot_s": 0.01, "tokens": 40}}
 
 
-COLD = {"id": "cold", "tier": "lazy", "context": 4096, "fake": {"tpot_s": 0.1, "tokens": 200, "load_s": 0.2}}
+COLD = {"id": "cold", "tier": "lazy", "context": 4096, "fake": {"tpot_s": 0.1, "tokens": 250, "load_s": 0.2}}
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
     with running(
         [resident("hot"), resident("other")],
+        dashboard=True,
         pool={"standby": False, "memory_gb": 4},
         security={"keys": [STEADY, key_of("second")]},
     ) as service:

@@ -54,6 +54,7 @@ def collector() -> Iterator[Collector]:
 def service(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with running(
         models(collector.url),
+        dashboard=True,
         pool={"memory_gb": 6, "host_memory_gb": 16, "min_residency_s": 0.1},
         batches={"directory": str(tmp_path_factory.mktemp("batches"))},
         telemetry={"otlp_endpoint": f"{collector.url}/v1/traces"},

@@ -21,7 +21,8 @@ import pytest
 import yaml
 
 from tests.e2e.conftest import fake_models
-from tests.e2e.service import MODELS_DIR, REPOSITORY, Service, free_port, wait_until
+from tests.e2e.service import MODELS_DIR, REPOSITORY, Service, wait_until
+from tests.ports import free_port
 
 pytestmark = pytest.mark.e2e
 COMMAND = [sys.executable, "-m", "serve_app", "up"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from serve_app.router.auth import Caller
 from serve_app.router.rates import Rates
 from serve_app.service_schema import ApiKey
 from tests.k8s.conftest import ROOT
+from tests.ports import free_port
 
 PASSWORD = "of-the-secret"
 
@@ -25,9 +25,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     scratch = tmp_path_factory.mktemp("redis")
     conf = scratch / "redis.conf"
     conf.write_text((ROOT / "base" / "redis.conf").read_text().replace("dir /data", f"dir {scratch}"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        number = int(probe.getsockname()[1])
+    number = free_port()
     command = [REDIS_SERVER_PATH, str(conf), "--port", str(number), "--bind", "127.0.0.1", "--requirepass", PASSWORD]
     log = scratch / "log"
     with log.open("wb") as output:

@@ -17,8 +17,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.e2e.service import free_port, wait_until
+from tests.e2e.service import wait_until
 from tests.load.__main__ import KINDS, on_loopback, run, show
+from tests.ports import free_port
 
 SECONDS = 6
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from scripted_upstream import Script, Upstream
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
+from tests.ports import free_port
 
 PATIENCE_S = 10.0
 CHAT = "/v1/chat/completions"
@@ -124,9 +124,7 @@ async def front_doors(
 
 
 async def _opened(stack: contextlib.AsyncExitStack, model: dict[str, Any] | None, router: dict[str, Any]) -> Door:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     config = settings(model, router={"port": port, "drain_s": 1, **router})
     made: list[RouterApp] = []
 

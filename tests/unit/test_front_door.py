@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 
@@ -17,15 +16,10 @@ from serve_app.config import Config
 from serve_app.models.replicas import set_replicas
 from serve_app.router.app import RouterApp
 from serve_app.router.listener import Listener
+from tests.ports import free_port
 
 NAME = TABLE = "theirs"
 LOAD_S = 0.3
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(autouse=True)

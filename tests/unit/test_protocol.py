@@ -18,6 +18,7 @@ from serve_app.router import protocol
 from serve_app.router.listener import Listener, PortTaken, open_port, raise_file_limit
 from serve_app.router.wire import WIRE
 from serve_app.service_schema import RouterSettings
+from tests.ports import free_port
 
 JSON = b"content-type: application/json\r\n"
 
@@ -38,12 +39,6 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     headers = [(b"content-length", str(len(answer)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": answer})
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.asynccontextmanager
