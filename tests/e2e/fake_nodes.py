@@ -24,13 +24,12 @@ _END_S = 5.0
 
 def processes_with(**variables: str) -> Iterator[psutil.Process]:
     """What was started with these in its environment, wherever it hangs in the tree of processes by now."""
+    wanted = {f"{name}={value}".encode() for name, value in variables.items()}
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            environment = process.environ()
-            if (
-                all(environment.get(name) == value for name, value in variables.items())
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
+        # Not `psutil`'s `environ`: it ends where a process has written its title over the first variables.
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if wanted <= set(environment) and process.status() != psutil.STATUS_ZOMBIE:
                 yield process
 
 
