@@ -119,8 +119,11 @@ def make_asks(count: int, streams: int, *, prompt_tokens: int, tokens: int, seed
     return asks
 
 
-async def drive(url: str, model: str, asks: Sequence[Ask], streams: int) -> Load:
-    """Send all requests over `streams` connections. Raises `LoadError` where nothing may or can be sent."""
+async def drive(url: str, model: str, asks: Sequence[Ask], streams: int, *, anew: bool = False) -> Load:
+    """Send all requests over `streams` connections. Raises `LoadError` where nothing may or can be sent.
+
+    `anew`: each over one of its own, for a server that keeps none after a stream.
+    """
     host, port = loopback(url)
     errors: Counter[str] = Counter()
     answers: list[Answer] = []
@@ -130,7 +133,7 @@ async def drive(url: str, model: str, asks: Sequence[Ask], streams: int) -> Load
         raise LoadError(f"{url}: {error.strerror or error}") from None
     queue = iter(asks)
     cpu, began = time.process_time(), time.perf_counter()
-    await asyncio.gather(*(_work(connection, model, queue, answers, errors) for connection in connections))
+    await asyncio.gather(*(_work(connection, model, queue, answers, errors, anew=anew) for connection in connections))
     wall_s = time.perf_counter() - began
     return Load(answers, dict(errors), wall_s, (time.process_time() - cpu) / wall_s)
 
@@ -149,10 +152,19 @@ def loopback(url: str) -> tuple[str, int]:
 
 
 async def _work(
-    connection: _Connection, model: str, queue: Iterator[Ask], answers: list[Answer], errors: Counter[str]
+    connection: _Connection,
+    model: str,
+    queue: Iterator[Ask],
+    answers: list[Answer],
+    errors: Counter[str],
+    *,
+    anew: bool,
 ) -> None:
     first = True
     for ask in queue:
+        if anew and not first:
+            connection.close()
+            connection = await _Connection.open(connection.host, connection.port)
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):
                 answers.append(await connection.ask(model, ask, first=first))

@@ -71,7 +71,7 @@ def _ask(server: Server, model: str, options: argparse.Namespace, clients: int, 
     asks = make_asks(
         clients * options.requests, clients, prompt_tokens=options.prompt_tokens, tokens=options.tokens, seed=seed
     )
-    load = uvloop.run(drive(server.url, model, asks, clients))
+    load = uvloop.run(drive(server.url, model, asks, clients, anew=True))
     if load.errors:
         raise LoadError(f"{server.name} answers wrongly: {'; '.join(load.errors)}")
     return load

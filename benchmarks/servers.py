@@ -28,6 +28,7 @@ import yaml
 from serve_app.check import IMPORT_PATH, DeploymentFile
 from serve_app.config import Config
 from serve_app.engines import vllm
+from serve_app.engines.environment import host_environment
 from serve_app.model_schema import REPOSITORY, Model
 
 # What `vllm serve` runs. The command itself asks for the version of a distribution called vllm, and fails
@@ -128,7 +129,7 @@ class Servers:
         command = [sys.executable, "-m", BARE_MODULE, "--host", "127.0.0.1", "--port", str(port)]
         command += ["--model", spec.source, "--served-model-name", spec.model_id, *_flags(arguments)]
         environment = {
-            **vllm.host_environment(),
+            **host_environment(),
             "VLLM_LOGGING_LEVEL": config.log_level.upper(),
             **spec.env,
         }
