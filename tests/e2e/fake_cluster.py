@@ -33,17 +33,19 @@ _START_DEADLINE_S = 60
 # A raylet (2.60) ends itself when its agent takes 15 s to start, as on a busy machine (ray-project/ray#65983).
 # Kubernetes and systemd start it again; so do we, and the autoscaler.
 _ATTEMPTS = 3
-# Answers each line on stdin with what is there now.
+# Answers each line on stdin with what is there now. Whatever Ray prints goes to stderr, not between the answers.
 _OBSERVER = """
-import json, ray, sys
+import json, os, ray, sys
 from ray import serve
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
 ray.init(address=sys.argv[1], logging_level="error", log_to_driver=False)
 for line in sys.stdin:
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
     deployments = [found for app in serve.status().applications.values() for found in app.deployments.items()]
     starting, running = ({name: deployment.replica_states.get(state, 0) for name, deployment in deployments}
                          for state in ("STARTING", "RUNNING"))
-    print(json.dumps({"gpu_nodes": len(nodes), "starting": starting, "running": running}), flush=True)
+    print(json.dumps({"gpu_nodes": len(nodes), "starting": starting, "running": running}), file=answers, flush=True)
 """
 
 
