@@ -1,7 +1,8 @@
 """One record for each request, refused ones too: who asked, what was decided, what it cost. No prompts, no keys.
 
-Requests only put their record into a bounded queue; a thread of its own writes. What does not fit, or cannot be
-written (a full disk), is dropped and counted: an audit must never hold up or fail an answer.
+Requests only put their record into a bounded queue; a thread of its own writes, a tenth of a second's records at a
+time: to wake a thread costs a request more than its record does. What does not fit, or cannot be written (a full disk),
+is dropped and counted: an audit must never hold up or fail an answer.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import logging.handlers
 import math
 import queue
 import sys
+import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -27,6 +29,7 @@ from serve_app.telemetry.audit_files import PATTERN, AuditFile
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
+_PAUSE_S = 0.1
 
 
 class Audit:
@@ -42,14 +45,14 @@ class Audit:
         self._lost = lost
         self._settings = settings
         self._otlp_endpoint = otlp_endpoint
-        self._queue: queue.Queue[Any] = queue.Queue(settings.queue)
+        self._records = _Records(settings.queue)
         self._listener: _Writer | None = None
 
     def start(self) -> Audit:
         """Begin to write."""
         if self._settings.sink != "none":
             handler = _handler(self._settings, self._otlp_endpoint, self._drop)
-            self._listener = _Writer(self._queue, handler, self._drop)
+            self._listener = _Writer(self._records, handler, self._drop)
             self._listener.start()
         return self
 
@@ -57,9 +60,8 @@ class Audit:
         """Take one record; never waits."""
         if self._listener is None:
             return
-        record = logging.LogRecord("switchyard.audit", logging.INFO, "", 0, fields, None, None)
         try:
-            self._queue.put_nowait(record)
+            self._records.put_nowait(fields)
         except queue.Full:
             self._drop()
 
@@ -72,7 +74,7 @@ class Audit:
                     with contextlib.suppress(OSError):  # of records that were counted already
                         handler.close()
             else:
-                for _ in range(self._queue.qsize()):
+                for _ in range(len(self._records)):
                     self._drop()
 
     def _drop(self) -> None:
@@ -82,15 +84,61 @@ class Audit:
             logger.error("audit records could not be written: %d so far", self.dropped)
 
 
-class _Writer(logging.handlers.QueueListener):
-    """Python's own, for a bounded queue and for handlers that fail: neither ends its thread, or the shutdown."""
+class _Records:
+    """A bounded queue whose only reader sleeps a moment before it takes what has come."""
 
-    def __init__(self, records: queue.Queue[Any], handler: logging.Handler, drop: Callable[[], None]) -> None:
-        super().__init__(records, handler)
+    def __init__(self, most: int) -> None:
+        self._waiting: deque[Any] = deque()
+        self._most = most
+        self._some = threading.Event()
+        self._ended = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put_nowait(self, record: Any) -> None:
+        """See `queue.Queue`. Raises `queue.Full`."""
+        if len(self._waiting) >= self._most:
+            raise queue.Full
+        self._waiting.append(record)
+        if not self._some.is_set():
+            self._some.set()
+
+    def end(self, last: Any) -> None:
+        """Put this last one, full or not, and have the reader make haste."""
+        self._ended.set()
+        self._waiting.append(last)
+        self._some.set()
+
+    def get(self, batch_over: Callable[[], None]) -> Any:
+        """The next one; `batch_over` is called before each sleep."""
+        while not self._waiting:
+            batch_over()
+            self._some.wait()
+            self._ended.wait(_PAUSE_S)
+            self._some.clear()
+        return self._waiting.popleft()
+
+
+class _Writer(logging.handlers.QueueListener):
+    """Python's own, for batches and for handlers that fail: neither ends its thread, or the shutdown."""
+
+    def __init__(self, records: _Records, handler: logging.Handler, drop: Callable[[], None]) -> None:
+        # It only asks it for records, by `dequeue`, and tells it nothing.
+        super().__init__(cast(Any, records), handler)
         self._records = records
         self._drop = drop
+        self._batch_over = handler.batch_over if isinstance(handler, AuditFile) else lambda: None
 
-    def handle(self, record: logging.LogRecord) -> None:
+    def dequeue(self, block: bool) -> Any:
+        """See `logging.handlers.QueueListener`."""
+        return self._records.get(self._batch_over)
+
+    def prepare(self, record: Any) -> logging.LogRecord:
+        """Made here, and not where a request waits for it."""
+        return logging.LogRecord("switchyard.audit", logging.INFO, "", 0, record, None, None)
+
+    def handle(self, record: Any) -> None:
         try:
             super().handle(record)
         except Exception:
@@ -100,12 +148,8 @@ class _Writer(logging.handlers.QueueListener):
         """Have everything written; False where that takes too long."""
         thread = self._thread
         assert thread
-        deadline = time.monotonic() + _CLOSE_S
-        try:
-            self._records.put(None, timeout=_CLOSE_S)
-        except queue.Full:
-            return False
-        thread.join(max(0.0, deadline - time.monotonic()))
+        self._records.end(None)
+        thread.join(_CLOSE_S)
         return not thread.is_alive()
 
 

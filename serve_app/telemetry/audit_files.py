@@ -14,7 +14,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from serve_app.model_schema import resolve_dir
@@ -23,6 +23,7 @@ from serve_app.service_schema import AuditSettings
 PATTERN = "audit-*.jsonl*"
 # Whoever reads them has a use for so many; a Router that restarts again and again must not fill a directory.
 _MOST_FILES = 1000
+_MOST_BATCH_BYTES = 256 * 1024
 # The front door and Serve's ingress are two in one process.
 _numbers = itertools.count()
 
@@ -67,7 +68,10 @@ def _closed(path: Path) -> Closed | None:
 
 
 class AuditFile(logging.Handler):
-    """Writes each record with one call, or not at all: what fails is counted by `drop`, and leaves no half line."""
+    """Writes each record whole or not at all: what fails is counted by `drop`, and leaves no half line.
+
+    They are written at `batch_over`, or when there are many.
+    """
 
     def __init__(self, settings: AuditSettings, drop: Callable[[], None]) -> None:
         super().__init__()
@@ -79,6 +83,8 @@ class AuditFile(logging.Handler):
         self._drop = drop
         self._file: int | None = None
         self._size = 0
+        self._lines: list[bytes] = []
+        self._waiting_bytes = 0
         self.path = self._new_path()
 
     def _new_path(self) -> Path:
@@ -89,18 +95,52 @@ class AuditFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
         try:
-            self._write((self.format(record) + "\n").encode())
+            line = (self.format(record) + "\n").encode()
         except Exception:
             self._drop()
-            self._let_go()
+            return
+        self._lines.append(line)
+        self._waiting_bytes += len(line)
+        if self._waiting_bytes >= _MOST_BATCH_BYTES:
+            self.batch_over()
+
+    def batch_over(self) -> None:
+        """Write what has come. Where the disk does not take all of it, as many records as it does."""
+        lines, self._lines, self._waiting_bytes = self._lines, [], 0
+        for together in self._by_file(lines):
+            try:
+                self._write(b"".join(together))
+            except Exception:
+                for line in together:
+                    try:
+                        self._write(line)
+                    except Exception:
+                        self._drop()
+                        self._let_go()
 
     def close(self) -> None:
         """See `logging.Handler`."""
+        with self.lock or contextlib.nullcontext():
+            self.batch_over()
         self._let_go()
         super().close()
 
-    def _write(self, line: bytes) -> None:
-        if self._size and self._size + len(line) > self._max_bytes:
+    def _by_file(self, lines: Iterable[bytes]) -> Iterator[list[bytes]]:
+        """The lines that go together into one file, a new one where they would make the last too large."""
+        together: list[bytes] = []
+        size = self._size
+        for line in lines:
+            if size and size + len(line) > self._max_bytes:
+                if together:
+                    yield together
+                together, size = [], 0
+            together.append(line)
+            size += len(line)
+        if together:
+            yield together
+
+    def _write(self, lines: bytes) -> None:
+        if self._size and self._size + len(lines) > self._max_bytes:
             self._let_go()
             self.path = self._new_path()
         # Somebody may have removed it: what is written then is seen by nobody.
@@ -108,7 +148,7 @@ class AuditFile(logging.Handler):
             self._let_go()
             self._file = self._opened()
         try:
-            rest = memoryview(line)
+            rest = memoryview(lines)
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
@@ -116,7 +156,7 @@ class AuditFile(logging.Handler):
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise
-        self._size += len(line)
+        self._size += len(lines)
 
     def _opened(self) -> int:
         is_new = not self.path.exists()

@@ -331,14 +331,17 @@ def test_files_of_ended_processes_go_when_the_directory_has_too_much(tmp_path: P
 
 _WRITER = """
 import sys
+from pathlib import Path
 from serve_app.service_schema import AuditSettings
-from serve_app.telemetry.audit import Audit
+from serve_app.telemetry.audit import Audit, read_records
 audit = Audit(AuditSettings(sink="file", directory=sys.argv[1], max_bytes=4096, keep=20)).start()
 audit.write({"at": float(sys.argv[2]), "first": True, "request": "x"})
-for line in sys.stdin:
+for turn, line in enumerate(sys.stdin):
     for number in range(int(line)):
         audit.write({"at": float(sys.argv[2]), "request": "x" * 200})
-    while not audit._queue.empty():
+    last = {"at": 9.0, "by": sys.argv[2], "turn": turn}
+    audit.write(last)
+    while last not in read_records(Path(sys.argv[1])):
         pass
     print("written", flush=True)
 audit.close()
