@@ -40,6 +40,7 @@ from serve_app.router.files import FilesApi
 from serve_app.router.fleet import Fleet, FleetView, NodeView, unknown_nodes
 from serve_app.router.gauges import Gauges
 from serve_app.router.generate import PATHS, Generate
+from serve_app.router.headers import headers_of
 from serve_app.router.lines import Line
 from serve_app.router.model_cards import ModelCards
 from serve_app.router.offline import Offline
@@ -252,7 +253,7 @@ class RouterApp:
             open_to_all = scope["path"] in _ALWAYS_ANSWERED or scope["path"] in self._page.paths
             generates = scope["path"] in _ENGINE_PATHS and scope["method"] == "POST"
             if refusal := None if open_to_all else self._refusal(scope):
-                own_id = request_id(Headers(scope=scope))
+                own_id = request_id(headers_of(scope))
                 if generates:
                     self._keep(refused_record(scope, own_id, refusal.status, refusal.code))
                 response = error_response(refusal, dialect_of(scope["path"]))
@@ -263,7 +264,7 @@ class RouterApp:
                 # Says its id, keeps its record, and answers for its own faults (`Generate`).
                 await self._engine_apps[scope["path"]](scope, receive, send)
             else:
-                await self._app(scope, receive, with_request_id(request_id(Headers(scope=scope)), send))
+                await self._app(scope, receive, with_request_id(request_id(headers_of(scope)), send))
         finally:
             self._open -= 1
 
@@ -284,7 +285,7 @@ class RouterApp:
             log.fault(logger, error)
             if not status:
                 await error_response(own_fault(), dialect_of(scope["path"]))(
-                    scope, receive, with_request_id(request_id(Headers(scope=scope)), sending)
+                    scope, receive, with_request_id(request_id(headers_of(scope)), sending)
                 )
         finally:
             if not recorded:
@@ -305,7 +306,7 @@ class RouterApp:
         if CALLER in scope:
             return None  # a line of a batch, from inside: no client can set this
         try:
-            scope[CALLER] = self._keys.caller(Headers(scope=scope))
+            scope[CALLER] = self._keys.caller(headers_of(scope))
         except ApiError as error:
             return error
         return None

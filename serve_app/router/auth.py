@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import hmac
 import ipaddress
@@ -196,6 +197,7 @@ def _name_of(host: str) -> str:
     return (host.lower().rpartition(":")[0] or host.lower()).rstrip(".")
 
 
+@functools.lru_cache(1024)
 def _public_name(host: str) -> str:
     """The name in a `Host` header, if somebody could own it in the public DNS; else an empty string."""
     name = _name_of(host)

@@ -29,6 +29,7 @@ from serve_app.conversations.history import (
 from serve_app.conversations.store import Kept, Store, Unavailable, key_of
 from serve_app.errors import ApiError, unavailable
 from serve_app.router.auth import ANONYMOUS, CALLER, Caller, given_key
+from serve_app.router.headers import headers_of
 from serve_app.router.tap import DROPPED_HEADER, HEADER, UNAVAILABLE, Tap, body_of, with_body
 from serve_app.router.wire import WIRE
 from serve_app.routing.reading import ESTIMATE_ERROR
@@ -75,7 +76,7 @@ class ChatHistory:
         raw = await body_of(scope, receive, send, self._limits.router)
         if raw is None:
             return
-        named = _named_chat(Headers(scope=scope), raw)
+        named = _named_chat(headers_of(scope), raw)
         if named is None:
             await self._app(scope, with_body(raw, receive), send)
         elif keeps_own_history(named[1]["messages"]):
@@ -150,7 +151,7 @@ def owner_of(scope: Scope) -> str:
     if caller.id != ANONYMOUS:
         return caller.id
     # No id holds a colon: nobody's id is this.
-    return ANONYMOUS + ":" + hashlib.sha256(given_key(Headers(scope=scope)).encode()).hexdigest()
+    return ANONYMOUS + ":" + hashlib.sha256(given_key(headers_of(scope)).encode()).hexdigest()
 
 
 async def recall(store: Store, key: str, headers: dict[str, str]) -> Kept | None:

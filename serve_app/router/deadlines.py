@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any
 
 from serve_app.errors import ApiError
 from serve_app.router.engine_call import EngineCall
 from serve_app.router.reply import Reply
 
 _NOT_BEGUN = "It was not begun to be answered"
-_T = TypeVar("_T")
 
 
 class Late(ApiError):
@@ -24,7 +23,10 @@ class Late(ApiError):
 
 
 class Watch:
-    """The clock beside one answer: one timer for a whole stream, and two assignments for each of its chunks."""
+    """The clock beside one answer: a timer until it begins, one for a whole stream, two assignments for each chunk.
+
+    As a context manager, in the task that answers, it raises `Late` out of its block.
+    """
 
     def __init__(self, call: EngineCall, reply: Reply) -> None:
         self._call = call
@@ -34,34 +36,39 @@ class Watch:
         # Since when the engine has been silent; None while the client is the one that is waited for.
         self._silent_since: float | None = None
         self._runs = False
+        self._begins: asyncio.TimerHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[Any] | None = None
         self._comment: asyncio.Task[None] | None = None
         self._late: Late | None = None
 
-    async def first(self, waiting: Awaitable[_T]) -> _T:
-        """Wait for what comes first; raises `ApiError` (504) when it comes too late."""
-        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
+    def __enter__(self) -> None:
+        limits = self._until_it_begins()
         if not limits:
-            return await waiting
-        try:
-            async with asyncio.timeout_at(self._loop.time() + self._call.began + min(limits) - time.monotonic()) as at:
-                return await waiting
-        except TimeoutError:
-            if not at.expired():
-                raise
-            # Most of the time may have gone by in a queue, or while the model was loaded.
-            blames = self._loop.time() - self._sent >= min(limits) / 2
-            raise Late(_NOT_BEGUN, min(limits), blames=blames) from None
-
-    def raise_if_over(self) -> None:
-        """Before anything is sent: is there time left?"""
-        limits = [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
-        if limits and time.monotonic() - self._call.began >= min(limits):
+            return
+        left_s = self._call.began + min(limits) - time.monotonic()
+        if left_s <= 0:  # before anything is sent
             raise Late(_NOT_BEGUN, min(limits), blames=False)
+        self._task = asyncio.current_task()
+        self._begins = self._loop.call_later(left_s, self._not_begun, min(limits))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if self._late and self._task and isinstance(error, asyncio.CancelledError):
+            self._task.uncancel()
+            raise self._late
+
+    def _until_it_begins(self) -> list[float]:
+        return [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]
+
+    def _not_begun(self, limit_s: float) -> None:
+        # Most of the time may have gone by in a queue, or while the model was loaded.
+        self._end(Late(_NOT_BEGUN, limit_s, blames=self._loop.time() - self._sent >= limit_s / 2))
 
     def begin(self) -> None:
-        """A stream's headers have come: until its first event it hears comments, and `first` looks at the time."""
+        """A stream's headers have come: until its first event it hears comments."""
         self._task = asyncio.current_task()
         self.client_waits()
         self._look()
@@ -72,8 +79,7 @@ class Watch:
         self.engine_waits()
         if self._comment and not self._comment.done():
             await asyncio.wait([self._comment])
-        if self._timer:
-            self._timer.cancel()
+        self.stop()
         self._look()
 
     def engine_waits(self) -> None:
@@ -86,22 +92,12 @@ class Watch:
 
     def stop(self) -> None:
         """The answer is over: say nothing more."""
+        if self._begins:
+            self._begins.cancel()
         if self._timer:
             self._timer.cancel()
         if self._comment:
             self._comment.cancel()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
-
-    def raise_if_late(self) -> None:
-        """After the task was cancelled: was it this clock?"""
-        if self._late and self._task:
-            self._task.uncancel()
-            raise self._late
 
     def _look(self) -> None:
         call = self._call

@@ -7,11 +7,9 @@ import contextlib
 import dataclasses
 import logging
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from serve_app import log
@@ -31,10 +29,11 @@ from serve_app.router.engine_call import EngineCall
 from serve_app.router.engine_errors import broken
 from serve_app.router.explain import Explain
 from serve_app.router.fleet import Fleet
+from serve_app.router.headers import headers_of
 from serve_app.router.lines import Line, Updates
 from serve_app.router.messages_shape import messages_shape_of
 from serve_app.router.rates import Rates
-from serve_app.router.record import RECORDED, Asked, Keep, audit_record, request_id
+from serve_app.router.record import RECORDED, Asked, Keep, audit_record, new_id, request_id
 from serve_app.router.relay import NotServed, Relay
 from serve_app.router.reply import Reply
 from serve_app.router.shape import shape_of
@@ -111,7 +110,7 @@ class Generate:
         self._models = {model.id: model for model in config.models}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         reply = Reply(send, stream=False, dialect=dialect_of(PATHS[self._endpoint]), wire=scope.get(WIRE))
         reply.headers["x-request-id"] = request_id(headers)
         if name := reply.dialect.id_header:
@@ -126,6 +125,7 @@ class Generate:
                 receive,
                 max_bytes=self._settings.max_body_bytes,
                 timeout_s=self._settings.body_timeout_s,
+                wire=reply.wire,
             )
             asked.priority = priority_of(parsed, scope, caller)
             # A line of a batch waits its turn elsewhere, and takes no place of its key's own requests.
@@ -183,7 +183,9 @@ class Generate:
         )
         body = engine_body(facts, decision, model)
         await self._bound(decided, model, body)
-        self._explain(reply.headers, dataclasses.replace(decided, decision=decision), headers)
+        if decision is not decided.decision:
+            decided = dataclasses.replace(decided, decision=decision)
+        self._explain(reply.headers, decided, headers)
         if decision.better and self._decider.warms:
             self._fleet.warm(self._models[decision.better])
         reply.stream = facts.stream
@@ -192,7 +194,7 @@ class Generate:
         asked.tally.hides = not (facts.body.get("stream_options") or {}).get("include_usage")
         patience = self._settings.hold_s if decided.wait_s is None else min(decided.wait_s, self._settings.hold_s)
         # An id of our own: two clients may send the same one, and an engine must not mix them up.
-        passed = {"x-request-id": uuid.uuid4().hex}
+        passed = {"x-request-id": new_id()}
         if asked.trace is None:
             passed |= passed_on(headers)
         call = EngineCall(
@@ -313,7 +315,8 @@ class Generate:
             served = True
             try:
                 # Waiting for a model to load has a limit of its own (`hold_s`).
-                await self._relay.run(target, dataclasses.replace(call, began=call.began + asked.held_s), reply)
+                held = dataclasses.replace(call, began=call.began + asked.held_s) if asked.held_s else call
+                await self._relay.run(target, held, reply)
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import orjson
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from serve_app.errors import ApiError
@@ -12,6 +11,7 @@ from serve_app.router.body import read_json
 from serve_app.router.decider import Decider
 from serve_app.router.disconnect import ClientGone
 from serve_app.router.explain import Explain, facts_in_words
+from serve_app.router.headers import headers_of
 from serve_app.router.reply import Reply
 from serve_app.routing.decision import as_json
 from serve_app.service_schema import RouterSettings
@@ -26,7 +26,7 @@ class Preview:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         reply = Reply(send, stream=False)
         try:
             parsed = await read_json(

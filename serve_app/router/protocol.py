@@ -125,6 +125,11 @@ class FrontDoorProtocol(HttpToolsProtocol):
         """See `Wire`."""
         return not self.transport.is_closing()
 
+    @property
+    def has_all(self) -> bool:
+        """See `Wire`. Where another request stands behind this one it is that one's, which comes later."""
+        return self.cycle is not None and not self.cycle.more_body
+
     def write(self, data: bytes) -> bool:
         """See `Wire`. The body of a stream is chunked (RFC 9112 §7.1): uvicorn said so in its headers."""
         if not self.transport.is_closing():

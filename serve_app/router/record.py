@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Scope, Send
 
 from serve_app.router.auth import CALLER, Caller
+from serve_app.router.headers import headers_of
 from serve_app.router.reply import Reply
 from serve_app.router.tally import Tally
 from serve_app.routing.decision import Decision
@@ -60,7 +61,12 @@ class Asked:
 def request_id(headers: Headers) -> str:
     """The client's own id where it is a sane header value, else a new one."""
     given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+    return given if given and _REQUEST_ID.fullmatch(given) else new_id()
+
+
+def new_id() -> str:
+    """128 random bits in hex."""
+    return os.urandom(16).hex()
 
 
 def with_request_id(own_id: str, send: Send) -> Send:
@@ -123,7 +129,7 @@ def audit_record(path: str, asked: Asked, reply: Reply) -> dict[str, Any]:
 
 def refused_record(scope: Scope, own_id: str, status: int, code: str | None) -> dict[str, Any]:
     """What the audit keeps of a request that did not come as far as `Generate`. An unknown key has no name."""
-    headers = Headers(scope=scope)
+    headers = headers_of(scope)
     caller: Caller | None = scope.get(CALLER)
     asked = Asked(headers, caller or Caller("", Anonymous()), time.monotonic())
     reply = Reply(_nowhere, stream=False)

@@ -112,17 +112,7 @@ class Relay:
 
     async def _run(self, target: Target, call: EngineCall, reply: Reply) -> None:
         watch = Watch(call, reply)
-        watch.raise_if_over()
-        try:
-            answer = await watch.first(self._upstream.post(target, call.path, call.headers, call.body))
-        except (Unreachable, ConnectTimeout) as error:
-            reason = "connect timeout" if isinstance(error, ConnectTimeout) else "unreachable"
-            raise NotServed(reason, told=elsewhere(target)) from None
-        except Broken as error:
-            if error.idle:
-                raise NotServed(str(error), died=True) from None
-            raise broken(str(error)) from None
-        with answer:
+        with watch, await self._asked(target, call) as answer:
             if target.foreign:
                 if told := refused_by(answer.status, answer.headers):
                     raise NotServed("refused", told=told)
@@ -132,19 +122,30 @@ class Relay:
                 # Only a gate says this: another engine got the port of one that is gone.
                 raise NotServed("stranger")
             if answer.status != 200:
-                raise await watch.first(engine_error(answer))
+                raise await engine_error(answer)
             if reply.stream:
-                with watch:
-                    await _relay_stream(answer, reply, call, watch, foreign=target.foreign is not None)
+                await _relay_stream(answer, reply, call, watch, foreign=target.foreign is not None)
             else:
                 await _relay_whole(answer, reply, call, watch)
+
+    async def _asked(self, target: Target, call: EngineCall) -> Answer:
+        try:
+            return await self._upstream.post(target, call.path, call.headers, call.body)
+        except (Unreachable, ConnectTimeout) as error:
+            reason = "connect timeout" if isinstance(error, ConnectTimeout) else "unreachable"
+            raise NotServed(reason, told=elsewhere(target)) from None
+        except Broken as error:
+            if error.idle:
+                raise NotServed(str(error), died=True) from None
+            raise broken(str(error)) from None
 
 
 async def _relay_whole(answer: Answer, reply: Reply, call: EngineCall, watch: Watch) -> None:
     try:
-        body = await watch.first(answer.read())
+        body = await answer.read()
     except Broken as error:
         raise broken(str(error)) from None
+    watch.stop()
     call.tally.whole(body)
     call.tally.over()
     await reply.whole(200, b"application/json", call.shape.whole(body))
@@ -186,7 +187,7 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: W
         # No status before the engine's first event, or the first comment: what fails at its first step is then still
         # a status.
         watch.begin()
-        chunk = await watch.first(_first_event(chunks))
+        chunk = await _first_event(chunks)
         if isinstance(chunks, ForeignStream) and not chunks.differs:
             chunks = answer
         if _EVENT_END not in chunk or chunk.startswith(dialect.engine_end):
@@ -207,9 +208,6 @@ async def _relay_stream(answer: Answer, reply: Reply, call: EngineCall, watch: W
             chunk = await anext(chunks, b"")
     except Broken as error:
         raise broken(str(error)) from None
-    except asyncio.CancelledError:
-        watch.raise_if_late()
-        raise
     if not passing.complete:
         raise broken("cut stream")
     watch.stop()

@@ -11,6 +11,7 @@ from serve_app.conversations.answer import Answer, Events
 from serve_app.errors import ApiError
 from serve_app.router.body import read_body
 from serve_app.router.disconnect import ClientGone
+from serve_app.router.headers import headers_of
 from serve_app.router.record import request_id
 from serve_app.router.reply import Reply
 from serve_app.service_schema import RouterSettings
@@ -27,7 +28,7 @@ async def body_of(scope: Scope, receive: Receive, send: Send, settings: RouterSe
     """The request's body; None where the client is gone, or has its answer already."""
     try:
         return await read_body(
-            Headers(scope=scope), receive, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
+            headers_of(scope), receive, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s
         )
     except ApiError as error:
         await refuse(scope, send, error)
@@ -39,7 +40,7 @@ async def body_of(scope: Scope, receive: Receive, send: Send, settings: RouterSe
 async def refuse(scope: Scope, send: Send, error: ApiError) -> None:
     """Answer with an error."""
     reply = Reply(send, stream=False)
-    reply.headers["x-request-id"] = request_id(Headers(scope=scope))
+    reply.headers["x-request-id"] = request_id(headers_of(scope))
     await reply.error(error)
 
 

@@ -18,6 +18,10 @@ class Wire(Protocol):
     closes: bool
 
     @property
+    def has_all(self) -> bool:
+        """Whether the whole body of the request has come."""
+
+    @property
     def open(self) -> bool:
         """Whether the client is still there. When it leaves, `left` is called.
 

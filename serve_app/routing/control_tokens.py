@@ -40,25 +40,38 @@ def without_markers(body: dict[str, Any], endpoint: Endpoint, model: Model) -> d
     changed = {}
     for field in _RENDERED.get(endpoint, ()):
         given = body.get(field)
-        if given and (clean := cleaned(given)) is not given:
-            changed[field] = clean
+        if given and _holds_marker(given):
+            changed[field] = cleaned(given)
     if changed and model.control_tokens == "refuse":
         field = next(iter(changed))
         raise bad_request(f"`{field}` holds a control token of a chat template.", field, "control_token")
     return {**body, **changed} if changed else body
 
 
-def cleaned(value: Any, depth: int = 0) -> Any:
-    """The value with every marker broken in two; the same object where there is none."""
+def _holds_marker(value: Any, depth: int = 0) -> bool:
     if isinstance(value, str):
-        return _MARKER.sub(_APART, value) if "<" in value and _MARKER.search(value) else value
+        return "<" in value and _MARKER.search(value) is not None
+    if depth == _DEEPEST:
+        return False
+    if isinstance(value, list):
+        for item in value:
+            if _holds_marker(item, depth + 1):
+                return True
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if _holds_marker(key) or _holds_marker(item, depth + 1):
+                return True
+    return False
+
+
+def cleaned(value: Any, depth: int = 0) -> Any:
+    """The value with every marker broken in two."""
+    if isinstance(value, str):
+        return _MARKER.sub(_APART, value)
     if depth == _DEEPEST:
         return value
     if isinstance(value, list):
-        items = [cleaned(item, depth + 1) for item in value]
-        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+        return [cleaned(item, depth + 1) for item in value]
     if isinstance(value, dict):
-        pairs = [(cleaned(key), cleaned(item, depth + 1)) for key, item in value.items()]
-        same = all(key is old and item is value[old] for (key, item), old in zip(pairs, value, strict=True))
-        return value if same else dict(pairs)
+        return {cleaned(key): cleaned(item, depth + 1) for key, item in value.items()}
     return value
