@@ -315,8 +315,9 @@ class Generate:
             served = True
             try:
                 # Waiting for a model to load has a limit of its own (`hold_s`).
-                held = dataclasses.replace(call, began=call.began + asked.held_s) if asked.held_s else call
-                await self._relay.run(target, held, reply)
+                if asked.held_s:
+                    call = dataclasses.replace(call, began=asked.began + asked.held_s)
+                await self._relay.run(target, call, reply)
                 return
             except NotServed as not_served:
                 served, asked.sent_at = False, None
