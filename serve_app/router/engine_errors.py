@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from serve_app.errors import ApiError, unavailable
-from serve_app.router.upstream import Answer, Broken
+from serve_app.router.connection import Answer, Broken
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,14 @@ from serve_app.admission.breaker import Breaker
 from serve_app.engines.base import REFUSAL_HEADER
 from serve_app.errors import ApiError
 from serve_app.models.replicas import Target
+from serve_app.router.connection import Answer, Broken, UpstreamError
 from serve_app.router.deadlines import Late, Watch
 from serve_app.router.dialect import Dialect
 from serve_app.router.engine_call import EngineCall
 from serve_app.router.engine_errors import broken, engine_error, stream_error
 from serve_app.router.foreign import ForeignStream, elsewhere, refused_by
 from serve_app.router.reply import Reply
-from serve_app.router.upstream import Answer, Broken, ConnectTimeout, Unreachable, Upstream, UpstreamError
+from serve_app.router.upstream import ConnectTimeout, Unreachable, Upstream
 from serve_app.router.wire import Wire
 
 _EVENT_END = b"\n\n"

@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_app.models.replicas import Foreign, Target
-from serve_app.router.upstream import Answer, Broken, Upstream, UpstreamError
+from serve_app.router.connection import Answer, Broken, UpstreamError
+from serve_app.router.upstream import Upstream
 
 PATIENCE_S = 20.0
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -68,7 +69,7 @@ async def asked(reader: asyncio.StreamReader) -> bytes:
     return await reader.readexactly(int(found[1]) if found else 0)
 
 
-def says(*pieces: bytes, end: bool = False) -> Serve:
+def says(*pieces: bytes, end: bool = False, apart_s: float = 0.002) -> Serve:
     """Answers every request in these pieces, and closes the connection or keeps it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -77,7 +78,7 @@ def says(*pieces: bytes, end: bool = False) -> Serve:
             for piece in pieces:
                 writer.write(piece)
                 await writer.drain()
-                await asyncio.sleep(0.002)  # so that they arrive apart; no outcome depends on it
+                await asyncio.sleep(apart_s)  # so that they arrive apart; no outcome depends on it
             if end:
                 return
 
@@ -337,6 +338,35 @@ def test_a_sink_that_fails_is_told_and_gets_nothing_more(run: Any) -> None:
                     await pouring
             await asyncio.sleep(0.05)
             assert len(got) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("waits_for_client", [False, True])
+def test_what_comes_faster_than_anybody_reads_is_handed_on_whole_and_many_pieces_at_a_time(
+    run: Any, waits_for_client: bool
+) -> None:
+    pieces = [b"%d;" % number for number in range(2000)]
+    head = HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    body = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+    says_it = says(head, *body, b"0\r\n\r\n", apart_s=0)
+
+    async def main() -> None:
+        got: list[bytes] = []
+        async with engine(says_it) as (upstream, target):
+            with await upstream.post(target, "/", {}, b"{}") as answer:
+
+                def sink(data: bytes) -> None:
+                    got.append(data)
+                    if waits_for_client:
+                        answer.pause()
+                        asyncio.get_running_loop().call_soon(answer.resume)
+
+                await answer.pour(sink)
+            with await upstream.post(target, "/", {}, b"{}") as again:
+                assert await again.read() == b"".join(pieces)
+        assert b"".join(got) == b"".join(pieces)
+        assert len(got) < len(pieces)
 
     run(main())
 
