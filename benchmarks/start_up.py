@@ -124,7 +124,7 @@ def _free_port() -> int:
 def _report(found: list[dict[str, float]], plain_s: float, console: Console) -> None:
     table = Table("seconds after the command", "median", title=f"{len(found)} starts")
     for name in found[0]:
-        table.add_row(name, f"{statistics.median(each['times'][name] for each in found):.2f}")
+        table.add_row(name, f"{statistics.median(each[name] for each in found if name in each):.2f}")
     console.print(table)
     median = statistics.median(each["first token"] for each in found)
     console.print(f"vLLM's own server, to its first token: {plain_s:.1f} s; ours is {median / plain_s:.2f} of that")
