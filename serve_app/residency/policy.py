@@ -16,12 +16,11 @@ What always holds (each is a test in `tests/sim/`):
 
 Who goes first: the models of the lowest priority, and among them the one with the least expected loss for each
 byte that it frees, `requests per second x seconds to bring it back / bytes` (Greedy-Dual-Size-Frequency, Cherkasova
-1998, with a frequency that halves every `_HALF_LIFE_S`). `make sim` compares it with LRU and others.
+1998, with a frequency that halves every `HALF_LIFE_S`). `make sim` compares it with LRU and others.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 
@@ -55,105 +54,16 @@ from serve_app.residency.events import (
     Wanted,
     Woken,
 )
+from serve_app.residency.slot import GOING, RISING, Slot
 
 # After a grant the waiter's request is still on its way; the model is not idle until it had time to arrive.
 LEASE_S = 5.0
-# A Router asks again every few seconds for those who still wait; in between they keep their place in the queue.
-PLACE_KEPT_S = 2.0
 MAX_BACKOFF_FACTOR = 32
 # A model that dies this soon after its load, and not for the first time, is as good as one that fails to load.
 EARLY_DEATH_S = 30.0
 # Minimum residency is there to make a swap worth its cost; for a swap of a second a minute would be absurd. With
 # `make sim` under ping-pong: hold p99 13 s at 0, 17 s at 2, 26 s at 5, for 11,000, 7,000 and 4,100 wakes a day.
 RESIDENCY_PER_SWAP = 2.0
-# With `make sim`: from a quarter to one and a half hours makes no difference; longer remembers last shift's models.
-_HALF_LIFE_S = 1800.0
-
-
-_RISING = frozenset({Stage.LOADING, Stage.WAKING})
-_GOING = frozenset({Stage.FALLING_ASLEEP, Stage.UNLOADING})
-
-
-@dataclasses.dataclass(slots=True)
-class _Slot:
-    model: LazyModel
-    bytes: int
-    load_s: float
-    wake_s: float
-    stage: Stage = Stage.STOPPED
-    left: Stage = Stage.STOPPED
-    since: float = 0.0
-    waiting: int = 0
-    wanted_since: float | None = None
-    left_at: float = 0.0
-    in_flight: int = 0
-    last_used: float = 0.0
-    lease_until: float = 0.0
-    arrived: int = 0
-    arrived_at_grant: int = 0
-    failures: int = 0
-    early_deaths: int = 0
-    retry_at: float = 0.0
-    failure: str = ""
-    frequency: float = 0.0
-    counted_at: float = 0.0
-    pinned: bool = False
-    ordered: bool = False
-    may_sleep: bool = True
-    ends_after_sleep: bool = False
-    disturbed: bool = False
-    tried_again: bool = False
-    # What an operator wants of it as soon as it is up, unless somebody asks for it meanwhile.
-    then: Order | None = None
-
-    def enter(self, stage: Stage, now: float) -> None:
-        self.left, self.stage, self.since = self.stage, stage, now
-        self.then = None
-        if stage is Stage.FALLING_ASLEEP:
-            self.ends_after_sleep = False
-        if stage is Stage.LOADING:
-            self.disturbed = False
-        if stage in _RISING:
-            self.in_flight = self.arrived = self.arrived_at_grant = 0
-
-    @property
-    def claimed(self) -> bool:
-        """Whether somebody wants it up: a waiting request, or an operator."""
-        return bool(self.waiting) or self.ordered
-
-    def line_up(self, now: float) -> None:
-        """Take a place in the queue, or keep the one it has or has only just left."""
-        if self.wanted_since is None or (not self.claimed and now - self.left_at > PLACE_KEPT_S):
-            self.wanted_since = now
-
-    def idle(self, now: float) -> bool:
-        return self.stage is Stage.AWAKE and not self.in_flight and not self.claimed and now >= self.lease_until
-
-    @property
-    def holds_as(self) -> Stage:
-        """The stage whose memory it holds: an unload gives nothing back before its end."""
-        return self.left if self.stage is Stage.UNLOADING else self.stage
-
-    def memory(self) -> int:
-        """Accelerator memory that it has, will have, or has not given back yet."""
-        if self.stage is Stage.STOPPED:
-            return 0
-        return self.model.asleep_bytes if self.holds_as is Stage.ASLEEP else self.bytes
-
-    def host(self) -> int:
-        """Host memory, likewise."""
-        if self.stage is Stage.STOPPED:
-            return 0
-        asleep = self.holds_as in (Stage.ASLEEP, Stage.FALLING_ASLEEP, Stage.WAKING)
-        return self.model.process_bytes + (self.model.host_bytes if asleep else 0)
-
-    def count(self, requests: int, now: float) -> None:
-        self.frequency = self.rate(now) + requests
-        self.counted_at = now
-
-    def rate(self, now: float) -> float:
-        """Requests of late, each counting half after `_HALF_LIFE_S`."""
-        return self.frequency * math.exp2((self.counted_at - now) / _HALF_LIFE_S)
 
 
 class Residency:
@@ -161,18 +71,18 @@ class Residency:
 
     def __init__(self, models: Iterable[LazyModel], limits: Limits) -> None:
         self.limits = limits
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, Slot] = {}
         for model in models:
             self.add(model)
         # The few that are not stopped; a pool may know thousands.
-        self._up: dict[str, _Slot] = {}
-        self._queue: dict[str, _Slot] = {}
+        self._up: dict[str, Slot] = {}
+        self._queue: dict[str, Slot] = {}
         self._outgrown = False
 
     def add(self, model: LazyModel) -> None:
         """Make a model known, stopped; nothing where it is known."""
         if model.id not in self._slots:
-            self._slots[model.id] = _Slot(model, model.memory_bytes, model.load_s, model.wake_s)
+            self._slots[model.id] = Slot(model, model.memory_bytes, model.load_s, model.wake_s)
 
     def configure(self, model: LazyModel) -> None:
         """Make a model known, or give a known one new settings; its memory counts anew once it is stopped."""
@@ -243,14 +153,14 @@ class Residency:
 
     def demand(self, held: Mapping[str, int]) -> PoolDemand:
         """What the autoscaling policy is told. `held`: by model, the calls that wait."""
-        stays = [slot for slot in self._up.values() if slot.stage not in _GOING]
+        stays = [slot for slot in self._up.values() if slot.stage not in GOING]
         room = self.limits.memory_bytes - sum(slot.memory() for slot in stays)
-        coming = {slot.model.id for slot in stays if slot.stage in _RISING}
+        coming = {slot.model.id for slot in stays if slot.stage in RISING}
         unmet = {}
         waiting = [
             slot
             for slot in map(self._slots.__getitem__, held)
-            if slot.stage in (Stage.STOPPED, Stage.ASLEEP) or slot.stage in _GOING
+            if slot.stage in (Stage.STOPPED, Stage.ASLEEP) or slot.stage in GOING
         ]
         for slot in sorted(waiting, key=lambda slot: (slot.wanted_since or 0.0, slot.model.id)):
             if slot.bytes <= room:
@@ -282,7 +192,7 @@ class Residency:
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
                 return self._active(self._slots[model], in_flight, arrived, now)
-            case Loaded(model) | LoadFailed(model) | Woken(model) if self._slots[model].stage not in _RISING:
+            case Loaded(model) | LoadFailed(model) | Woken(model) if self._slots[model].stage not in RISING:
                 return []  # it ended just when it was given up; `Unloaded` will say that it is gone
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
@@ -329,7 +239,7 @@ class Residency:
 
     # What happens to one model
 
-    def _wanted(self, slot: _Slot, now: float) -> list[Action]:
+    def _wanted(self, slot: Slot, now: float) -> list[Action]:
         if refusal := self._refusal(slot, now):
             self._dismiss(slot)
             return [refusal]
@@ -343,7 +253,7 @@ class Residency:
         self._requeue(slot)
         return self._make_room(now)
 
-    def _refusal(self, slot: _Slot, now: float) -> Refuse | None:
+    def _refusal(self, slot: Slot, now: float) -> Refuse | None:
         model = slot.model.id
         if slot.bytes > self.limits.memory_bytes or self._host_limit(slot.model.process_bytes):
             return Refuse(model, "never_fits", "it needs more memory than this pool has", 3600)
@@ -363,8 +273,8 @@ class Residency:
     def _host_limit(self, needed: int) -> bool:
         return 0 < self.limits.host_bytes < needed
 
-    def _active(self, slot: _Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
-        if slot.stage in (Stage.AWAKE, *_GOING):
+    def _active(self, slot: Slot, in_flight: int, arrived: int, now: float) -> list[Action]:
+        if slot.stage in (Stage.AWAKE, *GOING):
             # What was granted has been counted when it was wanted.
             slot.count(max(0, arrived - max(slot.arrived, slot.arrived_at_grant)), now)
             slot.in_flight, slot.last_used, slot.arrived = in_flight, now, arrived
@@ -373,7 +283,7 @@ class Residency:
                 slot.lease_until = now
         return self._make_room(now)
 
-    def _grant(self, slot: _Slot, now: float) -> list[Action]:
+    def _grant(self, slot: Slot, now: float) -> list[Action]:
         if not slot.waiting:
             return []
         slot.waiting, slot.wanted_since = 0, None
@@ -382,7 +292,7 @@ class Residency:
         slot.arrived_at_grant = slot.arrived
         return [Grant(slot.model.id)]
 
-    def _risen(self, slot: _Slot, now: float) -> list[Action]:
+    def _risen(self, slot: Slot, now: float) -> list[Action]:
         then = slot.then
         self._enter(slot, Stage.AWAKE, now)
         slot.last_used = now
@@ -393,7 +303,7 @@ class Residency:
             return [*self._put_away(slot, then, now), *self._make_room(now)]
         return [*self._grant(slot, now), *self._make_room(now)]
 
-    def _fallen(self, slot: _Slot, stage: Stage, now: float) -> list[Action]:
+    def _fallen(self, slot: Slot, stage: Stage, now: float) -> list[Action]:
         self._enter(slot, stage, now)
         self._disturb()
         return self._make_room(now)
@@ -404,7 +314,7 @@ class Residency:
             for slot in self._up.values():
                 slot.disturbed = slot.disturbed or slot.stage is Stage.LOADING
 
-    def _failed(self, slot: _Slot, reason: str, now: float) -> list[Action]:
+    def _failed(self, slot: Slot, reason: str, now: float) -> list[Action]:
         self._enter(slot, Stage.STOPPED, now)
         if slot.disturbed and not slot.tried_again:
             # vLLM ends its start where the free memory grew (vllm-project/vllm#56830). Who waits goes on waiting.
@@ -413,7 +323,7 @@ class Residency:
         slot.tried_again = False
         return [*self._back_off(slot, reason, now), *self._make_room(now)]
 
-    def _back_off(self, slot: _Slot, reason: str, now: float) -> list[Action]:
+    def _back_off(self, slot: Slot, reason: str, now: float) -> list[Action]:
         wait_s = self.limits.backoff_s * min(2**slot.failures, MAX_BACKOFF_FACTOR)
         slot.failures += 1
         slot.failure, slot.retry_at = reason, now + wait_s
@@ -421,7 +331,7 @@ class Residency:
         self._dismiss(slot)
         return [Refuse(slot.model.id, "load_failed", reason, wait_s)] if waited else []
 
-    def _died(self, slot: _Slot, reason: str, now: float) -> list[Action]:
+    def _died(self, slot: Slot, reason: str, now: float) -> list[Action]:
         refusal: list[Action] = []
         # One that was on its way somewhere is reported by that, when its memory is free.
         if slot.stage in (Stage.AWAKE, Stage.ASLEEP):
@@ -435,7 +345,7 @@ class Residency:
             slot.early_deaths = slot.early_deaths + 1 if early else 0
         return [*refusal, *self._make_room(now)]
 
-    def _ordered(self, slot: _Slot, order: Order, now: float) -> list[Action]:
+    def _ordered(self, slot: Slot, order: Order, now: float) -> list[Action]:
         match order:
             case Order.LOAD | Order.PIN:
                 slot.pinned = slot.pinned or order is Order.PIN
@@ -455,12 +365,12 @@ class Residency:
                 return [*self._put_away(slot, order, now), *self._make_room(now)]
         return self._make_room(now)
 
-    def _put_away(self, slot: _Slot, order: Order, now: float) -> list[Action]:
+    def _put_away(self, slot: Slot, order: Order, now: float) -> list[Action]:
         model = slot.model.id
         if slot.stage is Stage.LOADING and not slot.waiting and order is Order.UNLOAD:
             self._enter(slot, Stage.UNLOADING, now)
             return [Abandon(model)]
-        if slot.stage in _RISING and not slot.waiting:
+        if slot.stage in RISING and not slot.waiting:
             slot.then = order
             return []
         slot.ends_after_sleep = slot.stage is Stage.FALLING_ASLEEP and order is Order.UNLOAD
@@ -477,7 +387,7 @@ class Residency:
 
     # Room
 
-    def _enter(self, slot: _Slot, stage: Stage, now: float) -> None:
+    def _enter(self, slot: Slot, stage: Stage, now: float) -> None:
         slot.enter(stage, now)
         if stage is Stage.STOPPED:
             self._up.pop(slot.model.id, None)
@@ -485,21 +395,21 @@ class Residency:
             self._up[slot.model.id] = slot
         self._requeue(slot)
 
-    def _requeue(self, slot: _Slot) -> None:
+    def _requeue(self, slot: Slot) -> None:
         if slot.claimed and slot.stage in (Stage.STOPPED, Stage.ASLEEP):
             self._queue[slot.model.id] = slot
         else:
             self._queue.pop(slot.model.id, None)
 
-    def _dismiss(self, slot: _Slot) -> None:
+    def _dismiss(self, slot: Slot) -> None:
         """Whoever waits for it is refused, and an operator's order dropped."""
         slot.waiting, slot.wanted_since, slot.ordered = 0, None, False
         self._requeue(slot)
 
-    def _in_order(self, now: float) -> list[_Slot]:
+    def _in_order(self, now: float) -> list[Slot]:
         """Who waits for room; each `ageing_s` of waiting is worth one step of priority."""
 
-        def rank(slot: _Slot) -> tuple[float, float, str]:
+        def rank(slot: Slot) -> tuple[float, float, str]:
             since = now if slot.wanted_since is None else slot.wanted_since
             gained = int((now - since) / self.limits.ageing_s) if self.limits.ageing_s else math.inf
             return -(slot.model.priority + gained), since, slot.model.id
@@ -532,7 +442,7 @@ class Residency:
         """Bring up what waits, in order. Behind one that must wait for room others go first only where they fit
         into what is free, leave it the room that is on its way, and it has not aged."""
         actions: list[Action] = []
-        blocked: _Slot | None = None
+        blocked: Slot | None = None
         for slot in self._in_order(now) if self._queue else ():
             missing, host_missing = self._missing(slot), self._host_needed(slot)
             if missing <= 0 and host_missing <= 0:
@@ -548,7 +458,7 @@ class Residency:
                     break
         return actions or self._shed(now)
 
-    def _leaves_room(self, slot: _Slot, first: _Slot) -> bool:
+    def _leaves_room(self, slot: Slot, first: Slot) -> bool:
         """Whether the room that is on its way for the first in the queue, if it is, stays enough for it."""
         coming, host_coming = self._coming()
         missing, host_missing = self._missing(first) - coming, self._host_needed(first) - host_coming
@@ -557,14 +467,14 @@ class Residency:
         process = slot.model.process_bytes if self.limits.host_bytes and slot.stage is Stage.STOPPED else 0
         return missing + slot.bytes - slot.memory() <= 0 and host_missing + process <= 0
 
-    def _bring_up(self, slot: _Slot, now: float) -> Action:
+    def _bring_up(self, slot: Slot, now: float) -> Action:
         asleep = slot.stage is Stage.ASLEEP
         if asleep:
             self._disturb()
         self._enter(slot, Stage.WAKING if asleep else Stage.LOADING, now)
         return Wake(slot.model.id) if asleep else Load(slot.model.id)
 
-    def _missing(self, slot: _Slot) -> int:
+    def _missing(self, slot: Slot) -> int:
         """Accelerator bytes that the model lacks to come up; negative: so many would be left."""
         return slot.bytes - slot.memory() - (self.limits.memory_bytes - self.used_bytes())
 
@@ -572,7 +482,7 @@ class Residency:
         """Host bytes that are lacking; 0 where they are not counted."""
         return self.used_host_bytes() + needed - self.limits.host_bytes if self.limits.host_bytes else 0
 
-    def _host_needed(self, slot: _Slot) -> int:
+    def _host_needed(self, slot: Slot) -> int:
         return self._host_missing(slot.model.process_bytes) if slot.stage is Stage.STOPPED else 0
 
     def _coming(self) -> tuple[int, int]:
@@ -582,10 +492,10 @@ class Residency:
         freed = sum(slot.memory() for slot in unloads) + sum(slot.bytes - slot.model.asleep_bytes for slot in sleeps)
         return freed, sum(slot.host() for slot in unloads)
 
-    def _aged(self, slot: _Slot, now: float) -> bool:
+    def _aged(self, slot: Slot, now: float) -> bool:
         return slot.wanted_since is not None and now - slot.wanted_since >= self.limits.ageing_s
 
-    def _evict_for(self, newcomer: _Slot, missing: int, host_missing: int, now: float) -> list[Action]:
+    def _evict_for(self, newcomer: Slot, missing: int, host_missing: int, now: float) -> list[Action]:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
         coming, host_coming = self._coming()
         missing, host_missing = missing - coming, host_missing - host_coming
@@ -607,10 +517,10 @@ class Residency:
         return [self._give_up(slot, now) for slot in self._abandonable(others, missing, host_missing, now)]
 
     def _choose(
-        self, asleep: list[_Slot], awake: list[_Slot], missing: int, host_missing: int, now: float
-    ) -> tuple[list[_Slot], list[_Slot]] | None:
+        self, asleep: list[Slot], awake: list[Slot], missing: int, host_missing: int, now: float
+    ) -> tuple[list[Slot], list[Slot]] | None:
         """Whom to end, and whom to let go, for that much room; None where it is not to be had from them."""
-        ended = _fewest([*asleep, *awake], host_missing, _Slot.host)
+        ended = _fewest([*asleep, *awake], host_missing, Slot.host)
         if host_missing > 0 and not ended:
             return None
         missing -= sum(slot.memory() for slot in ended)
@@ -626,13 +536,13 @@ class Residency:
             residue = _fewest(sleepers, missing - sum(map(self._frees, awake)), lambda slot: slot.model.asleep_bytes)
             let_go = [slot for slot in awake if slot not in residue]
             if not residue:
-                residue, let_go = _fewest([*asleep, *awake], missing, _Slot.memory), []
+                residue, let_go = _fewest([*asleep, *awake], missing, Slot.memory), []
             if not residue:
                 return None
             ended += residue
         return ended, let_go
 
-    def _let_go(self, slot: _Slot, newcomer: _Slot, asleep: list[_Slot], drain: bool, now: float) -> list[Action]:
+    def _let_go(self, slot: Slot, newcomer: Slot, asleep: list[Slot], drain: bool, now: float) -> list[Action]:
         """Put an awake model to sleep where the host has room for it and the newcomer, or gets it from models that
         are worth less."""
         if self._may_sleep(slot):
@@ -646,27 +556,27 @@ class Residency:
                 return []  # when that is free it sleeps
             worth = self._value(now, asleep=True)
             lesser = [s for s in asleep if s.stage is Stage.ASLEEP and not s.claimed and worth(s) < worth(slot)]
-            if ended := _fewest(lesser, lacking - coming, _Slot.host):
+            if ended := _fewest(lesser, lacking - coming, Slot.host):
                 return [self._stop(s, now) for s in ended]
         self._enter(slot, Stage.UNLOADING, now)
         return [Unload(slot.model.id, drain=drain)]
 
-    def _stop(self, slot: _Slot, now: float, drain: bool = False) -> Action:
+    def _stop(self, slot: Slot, now: float, drain: bool = False) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
         return Unload(slot.model.id, drain)
 
-    def _abandonable(self, others: list[_Slot], missing: int, host_missing: int, now: float) -> list[_Slot]:
+    def _abandonable(self, others: list[Slot], missing: int, host_missing: int, now: float) -> list[Slot]:
         """Loads that nobody wants any more, where giving them up makes the room."""
         forlorn = [
             slot
             for slot in others
             if slot.stage is Stage.LOADING and not slot.claimed and now - slot.left_at >= self.limits.grace_s
         ]
-        given_up = _fewest(forlorn, missing, _Slot.memory) or _fewest(forlorn, host_missing, _Slot.host)
+        given_up = _fewest(forlorn, missing, Slot.memory) or _fewest(forlorn, host_missing, Slot.host)
         enough = sum(s.memory() for s in given_up) >= missing and sum(s.host() for s in given_up) >= host_missing
         return given_up if enough else []
 
-    def _give_up(self, slot: _Slot, now: float) -> Action:
+    def _give_up(self, slot: Slot, now: float) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
         return Abandon(slot.model.id)
 
@@ -675,28 +585,28 @@ class Residency:
         if not self._outgrown:
             return []  # and nothing to add up for each request
         over = self.used_bytes() - self.limits.memory_bytes
-        over -= sum(slot.memory() for slot in self._up.values() if slot.stage in _GOING)
+        over -= sum(slot.memory() for slot in self._up.values() if slot.stage in GOING)
         if over <= 0:
             return []
         idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
-        return [self._stop(slot, now) for slot in _fewest(sorted(idle, key=self._value(now)), over, _Slot.memory)]
+        return [self._stop(slot, now) for slot in _fewest(sorted(idle, key=self._value(now)), over, Slot.memory)]
 
-    def _may_sleep(self, slot: _Slot) -> bool:
+    def _may_sleep(self, slot: Slot) -> bool:
         return slot.model.sleeps and slot.may_sleep and bool(self.limits.host_bytes)
 
-    def _frees(self, slot: _Slot) -> int:
+    def _frees(self, slot: Slot) -> int:
         """Accelerator bytes that an awake model gives back at least."""
         return slot.bytes - (slot.model.asleep_bytes if self._may_sleep(slot) else 0)
 
     def _value(
         self, now: float, *, asleep: bool = False, of_residue: bool = False
-    ) -> Callable[[_Slot], tuple[int, float, float, str]]:
+    ) -> Callable[[Slot], tuple[int, float, float, str]]:
         """What is lost by letting a model go, for each byte; the lowest goes first.
 
         `asleep`: as if all slept, by the host's bytes; `of_residue`: likewise, by the accelerator's that sleepers keep.
         """
 
-        def value(slot: _Slot) -> tuple[int, float, float, str]:
+        def value(slot: Slot) -> tuple[int, float, float, str]:
             if asleep or of_residue or slot.stage is Stage.ASLEEP:
                 cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes + slot.model.process_bytes
                 if of_residue:
@@ -707,19 +617,19 @@ class Residency:
 
         return value
 
-    def _stayed(self, slot: _Slot, now: float) -> bool:
+    def _stayed(self, slot: Slot, now: float) -> bool:
         back_s = slot.wake_s if self._may_sleep(slot) else slot.load_s
         return now - slot.since >= min(self.limits.min_residency_s, RESIDENCY_PER_SWAP * back_s)
 
-    def _may_drain(self, slot: _Slot, now: float) -> bool:
+    def _may_drain(self, slot: Slot, now: float) -> bool:
         # Not the lease: a stream of grants would renew it for ever. Those the load was for had their time.
         served = now - slot.since >= LEASE_S
         return slot.stage is Stage.AWAKE and not slot.claimed and served and self._stayed(slot, now)
 
 
-def _fewest(candidates: Iterable[_Slot], missing: int, frees: Callable[[_Slot], int]) -> list[_Slot]:
+def _fewest(candidates: Iterable[Slot], missing: int, frees: Callable[[Slot], int]) -> list[Slot]:
     """The first candidates that together free `missing` bytes, less those not needed; none if all do not."""
-    chosen: list[_Slot] = []
+    chosen: list[Slot] = []
     for slot in candidates:
         if missing <= 0:
             break
