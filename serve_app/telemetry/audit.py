@@ -1,6 +1,6 @@
 """One record for each request, refused ones too: who asked, what was decided, what it cost. No prompts, no keys.
 
-Requests only put their record into a bounded queue; a thread of its own writes, a tenth of a second's records at a
+Requests only put their record into a bounded queue; a thread of its own writes, a fiftieth of a second's records at a
 time: to wake a thread costs a request more than its record does. What does not fit, or cannot be written (a full disk),
 is dropped and counted: an audit must never hold up or fail an answer.
 """
@@ -29,7 +29,7 @@ from serve_app.telemetry.audit_files import PATTERN, AuditFile
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
-_PAUSE_S = 0.1
+_PAUSE_S = 0.02
 
 
 class Audit:
