@@ -130,7 +130,8 @@ class Load:
 
 def _joined(raw: bytes) -> bytes:
     """A chunked body without its frames. Raises `ValueError` for one that is not whole."""
-    parts, at = [], 0
+    parts: list[bytes] = []
+    at = 0
     while True:
         line = raw.index(b"\r\n", at)
         size = int(raw[at:line], 16)

@@ -141,7 +141,7 @@ def report(found: dict[str, Any], plain_s: float, console: Console) -> bool:
     console.print(f"plain start of vLLM's own server: {plain_s:.1f} s, {plain_s / median:.1f} times as long")
     console.print(f"median first token {median:.2f} s (claim: at most {MAX_MEDIAN_S:g})")
     console.print(f"replica's memory {creep:+.0f} MB over {len(rounds)} cycles (claim: within {MAX_CREEP_MB:g})")
-    return median <= MAX_MEDIAN_S and abs(creep) <= MAX_CREEP_MB
+    return bool(median <= MAX_MEDIAN_S and abs(creep) <= MAX_CREEP_MB)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import heapq
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
@@ -284,7 +285,7 @@ class Simulation:
         count, home = len(self._replicas), self._home[model.id]
         room = 0 if self.one_at_a_time else self.limits.memory_bytes - model.memory_bytes
         best_key, best_number = (1 << 60, 0), home
-        for number in (*range(home, count), *range(home)):
+        for number in itertools.chain(range(home, count), range(home)):
             replica = self._replicas[number]
             waiting = len(replica.held)
             if not waiting and replica.used <= room:

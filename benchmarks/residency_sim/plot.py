@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from matplotlib import pyplot
 
@@ -13,7 +13,7 @@ def draw(found: Mapping[str, Mapping[str, Report]], path: str) -> None:
     """Two rows of bars, a column for each trace; cold starts on a logarithmic scale."""
     pyplot.switch_backend("agg")
     pyplot.rcParams["svg.hashsalt"] = "residency"  # the same run gives the same file
-    rows = (
+    rows: tuple[tuple[str, Callable[[Report], float], bool], ...] = (
         ("cold starts", lambda report: report.cold_starts, True),
         ("hold p99, seconds", lambda report: report.hold_s(0.99), False),
     )

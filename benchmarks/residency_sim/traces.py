@@ -109,7 +109,8 @@ def bursts(scene: Scene) -> Iterator[Arrival]:
 
     def runs() -> Iterator[list[Arrival]]:
         for start in _poisson(rng, scene.rate / length, scene.duration_s):
-            at, model, run = start, pick(), []
+            at, model = start, pick()
+            run: list[Arrival] = []
             while not run or rng.random() > 1 / length:
                 run.append(Arrival(at, model, _service_s(rng)))
                 at += rng.expovariate(1 / gap_s)
