@@ -118,6 +118,7 @@ class FakeScript(Strict):
     tokens: int = 16
     text: str = ""
     reasoning: str = ""
+    call: str = ""
     kv_places: int = 0
     fail_at: int = -1
     die_at: int = -1

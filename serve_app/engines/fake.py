@@ -9,6 +9,7 @@ text `fake[field=value,...]` in its last message:
     fail_sleep, fail_wake  a message: it fails with it      hang_sleep, hang_wake  it never ends
     ttft_s, tpot_s time to first token, per token after it  tokens       length of an answer
     text           the answer, one token a word             reasoning    text in the reasoning field
+    call           a tool: a chat ends with a call of it, without arguments
     kv_places      requests whose KV cache fits at once; the others wait in the engine (0: all fit)
     fail_at        raise at this token (0: before any)      die_at       end the process at this token
     wedge_at       the engine hangs at this token, with all its requests
@@ -239,7 +240,14 @@ class _Reply:
 
     @property
     def finish_reason(self) -> str:
-        return "length" if len(self.script.words(1 << 30)) > self.limit else "stop"
+        if len(self.script.words(1 << 30)) > self.limit:
+            return "length"
+        return "tool_calls" if self.calls else "stop"
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        function = {"name": self.script.call, "arguments": "{}"}
+        return [{"id": "call-0", "type": "function", "function": function}] if self.script.call and self.chat else []
 
     def frame(self, kind: str) -> dict[str, Any]:
         name = "chat.completion" if self.chat else "text_completion"
@@ -272,7 +280,7 @@ class _Reply:
                 "role": "assistant",
                 "content": text,
                 "reasoning": self.script.reasoning or None,
-                "tool_calls": [],
+                "tool_calls": self.calls,
             }
         else:
             choice["text"] = text
@@ -302,6 +310,8 @@ class _Reply:
                         yield event({"reasoning": self.script.reasoning})
                 count += 1
                 yield event({"content": word})
+            for index, call in enumerate(self.calls):
+                yield event({"tool_calls": [{"index": index, **call}]})
             yield event({}, self.finish_reason)
             if (self.body.get("stream_options") or {}).get("include_usage"):
                 yield b"data: " + orjson.dumps({**frame, "choices": [], "usage": self.usage(count)}) + b"\n\n"

@@ -159,6 +159,23 @@ def test_wrong_setting_is_named_and_nothing_is_sent(signed_in: Page, field: str,
     assert signed_in.find("#prompt").get_attribute("value") == "Hello"
 
 
+def test_person_is_the_tool_and_the_model_answers_with_its_result(signed_in: Page) -> None:
+    signed_in.choose("hot")
+    signed_in.fill("tools", json.dumps(WEATHER))
+    signed_in.ask("fake[text=Looking.,call=get_weather]")
+    signed_in.until_answered()
+    assert signed_in.text(".answer .calls h4") == "Calls get_weather"
+    signed_in.find(".results textarea").send_keys("fake[text=Sunny.]")
+    signed_in.find(".results button").click()
+    signed_in.wait(lambda: signed_in.content() == "Sunny.", "it answers with the result")
+    said = sent(signed_in)["messages"]
+    assert [message["role"] for message in said] == ["user", "assistant", "tool", "assistant"]
+    (call,) = said[1]["tool_calls"]
+    assert (call["function"]["name"], said[2]["tool_call_id"]) == ("get_weather", call["id"])
+    assert said[2]["content"] == "fake[text=Sunny.]"
+    assert not signed_in.all(".results")
+
+
 def test_refusal_is_said_in_the_persons_words_and_the_apis(signed_in: Page) -> None:
     signed_in.fill("max", "999999")
     signed_in.ask("Hello")

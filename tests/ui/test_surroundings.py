@@ -6,6 +6,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
+from tests.e2e.service import Service
 from tests.ui.conftest import ADMIN, KEY
 from tests.ui.page import Page
 from tests.ui.test_playground import enter
@@ -70,6 +71,21 @@ def test_server_that_goes_is_said_to_be_gone_and_to_be_back(page: Page, wire: Wi
     page.wait(lambda: page.state() == "done", "it answers")
     assert page.content() == "fine"
     page.says("#link", "Live", 30)
+
+
+def test_service_that_was_started_again_is_shown_as_it_is_now(page: Page, scripted_service: Service) -> None:
+    page.open("models")
+    enter(page, ADMIN)
+    page.live()
+    page.card("lazy").find_element("css selector", '[data-order="load"]').click()
+    page.wait(lambda: page.model_state("lazy") == "awake", "it is loaded")
+    scripted_service.restart()
+    page.wait(lambda: page.model_state("lazy") == "stopped", "the new service has not loaded it", 60)
+    page.says("#link", "Live", 30)
+    page.look_at("play")
+    page.ask("fake[text=fine]")
+    page.wait(lambda: page.state() == "done", "it answers")
+    assert page.content() == "fine"
 
 
 def test_traffic_shows_the_request_and_where_its_time_went(page: Page) -> None:
