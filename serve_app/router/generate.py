@@ -43,6 +43,7 @@ from serve_app.routing.facts import PLAIN_ENDPOINTS, Endpoint, estimate_of
 from serve_app.routing.outgoing import engine_body
 from serve_app.routing.prompt_text import texts_of
 from serve_app.routing.reading import ESTIMATE_ERROR
+from serve_app.routing.responses import named_as_written
 from serve_app.telemetry.tracing import Tracing, passed_on
 
 logger = logging.getLogger(__name__)
@@ -138,7 +139,7 @@ class Generate:
                 finally:
                     await self._rates.settle(asked.caller, taken, asked.tally)
         except ApiError as error:
-            await reply.error(error)
+            await reply.error(named_as_written(error) if self._endpoint == "responses" else error)
         except ClientGone:
             reply.fault = "client_left"
         except Exception as error:

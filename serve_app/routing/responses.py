@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_app.errors import bad_request
+from serve_app.errors import ApiError, bad_request
 
 _OURS = ("model", "stream", "user", "tool_choice", "chat_template_kwargs", "mode", "thinking_token_budget")
 _CALLS = frozenset({"function_call", "custom_tool_call"})
 _RESULTS = frozenset({"function_call_output", "custom_tool_call_output"})
+
+
+# What the client wrote, by the chat API's name for it.
+_WRITTEN = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+
+
+def named_as_written(error: ApiError) -> ApiError:
+    """The same error, with the fields that it names as the Responses API has them."""
+    for chats, written in _WRITTEN.items():
+        error.message = error.message.replace(f"`{chats}`", f"`{written}`")
+    error.param = _WRITTEN.get(error.param or "", error.param)
+    return error
 
 
 def as_chat(body: dict[str, Any]) -> dict[str, Any]:

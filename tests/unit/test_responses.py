@@ -278,6 +278,21 @@ async def test_of_a_stream_that_breaks_off_nothing_is_kept(script: Script) -> No
         assert (await Call(app, path=PATH + "/resp_1", method="GET").done()).status == 404
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+    ],
+)
+async def test_a_refusal_names_the_field_that_was_written(fields: dict[str, Any], param: str) -> None:
+    async with behind(answer(200, response())) as (app, _):
+        call = await ask(app, **fields)
+        assert (call.status, call.error["param"]) == (400, param)
+        assert "`reasoning_effort`" not in call.error["message"]
+
+
 USAGE = {
     "input_tokens": 7,
     "input_tokens_details": {"cached_tokens": 4},
