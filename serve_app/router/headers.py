@@ -15,6 +15,7 @@ class RequestHeaders(Headers):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope=scope)
+        self.given = scope["headers"]
         # As starlette does it: of several with one name the first.
         self._first = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)}
 
@@ -33,6 +34,6 @@ def headers_of(scope: Scope) -> RequestHeaders:
     """The headers of the request with this scope."""
     found: RequestHeaders | None = scope.get(_HEADERS)
     # A layer in between may have given it others.
-    if found is None or found.raw is not scope["headers"]:
+    if found is None or found.given is not scope["headers"]:
         found = scope[_HEADERS] = RequestHeaders(scope)
     return found
