@@ -59,7 +59,9 @@ async def router(url: str, key: str, directory: Path) -> AsyncIterator[aiohttp.C
     external = {"urls": [url], "model": THERE, "api_key_file": str(directory / "key"), "health_every_s": LOOK_S}
     model = {"id": HERE, "tier": "resident", "context": 4 * CONTEXT, "external": external}
     config = Config.model_validate({"models": [model], "audit": {"sink": "none"}})
-    server = uvicorn.Server(uvicorn.Config(RouterApp(config, {HERE: HERE}, NoPool(), "test"), port=free_port()))
+    # Two of them in one process must not find each other's replica, which has another key.
+    table = f"{HERE} with {key}"
+    server = uvicorn.Server(uvicorn.Config(RouterApp(config, {HERE: table}, NoPool(), "test"), port=free_port()))
     serving = asyncio.create_task(server.serve())
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{server.config.port}") as session:
@@ -67,7 +69,7 @@ async def router(url: str, key: str, directory: Path) -> AsyncIterator[aiohttp.C
     finally:
         server.should_exit = True
         await serving
-        set_replicas(HERE, [])
+        set_replicas(table, [])
 
 
 async def until(session: aiohttp.ClientSession, **wanted: str) -> None:
