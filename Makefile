@@ -21,7 +21,7 @@ EXTRA        = test -e $(VENV)/extra-$(1) || { $(PY) -m pip install --quiet --ed
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu pictures fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe clean
+.PHONY: help run setup models test lint types unit contract e2e test-ui test-clients gpu pictures fmt preview bench-engine bench-one-slot bench-gateway bench-prefix k8s k8s-check bench-decision bench-scale bench-start bench-cold sim quantize quantize-test eval-routing train-scorer chaos cluster-sim load observe dashboard clean
 
 help: ## list the targets and options
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +103,10 @@ load: setup ## Locust against a fresh local service, or make load ARGS='--url ht
 
 observe: setup ## Prometheus beside a running local service, with our alerts: make observe ARGS='--url http://127.0.0.1:8080'
 	@exec $(PY) -m tools.observe.local $(ARGS)
+
+dashboard: setup ## docs/images/dashboard.png anew, from the Prometheus of `make observe` and what it saw of a used service
+	@$(call EXTRA,pictures)
+	@$(PY) -m tools.pictures.dashboard $(ARGS)
 
 pictures: models ## docs/images anew: the page in a browser, and a recording of `make run` (PORT 8000 must be free)
 	@$(call EXTRA,pictures)

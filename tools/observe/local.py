@@ -74,6 +74,8 @@ def main(
     where = ray_dir or Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir())) / "ray"
     program = prometheus()
     _RUN.mkdir(parents=True, exist_ok=True)
+    # Prometheus looks for the file in it for ever, but gives up on a directory that Ray has not made yet.
+    where.mkdir(parents=True, exist_ok=True)
     file = _RUN / "prometheus.yaml"
     file.touch(0o600)
     file.write_text(configuration(url, where, key))
