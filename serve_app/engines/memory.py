@@ -19,6 +19,17 @@ def taken_by(processes: Collection[psutil.Process]) -> int:
     return _on_gpus({process.pid for process in processes}) or sum(map(_on_host, processes))
 
 
+def still_there(processes: Collection[psutil.Process]) -> bool:
+    """Whether one of them runs, or takes memory: one that was killed does for a moment."""
+    return any(map(_runs, processes)) or bool(taken_by([each for each in processes if each.is_running()]))
+
+
+def _runs(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def _on_host(process: psutil.Process) -> int:
     with contextlib.suppress(psutil.Error, OSError):
         return int(process.memory_full_info().pss)

@@ -14,14 +14,14 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 import psutil
 
 from serve_app.engines.base import Address, EngineError, EngineKind, EngineLoad, EngineSpec, Phase, StuckError
-from serve_app.engines.memory import taken_by
+from serve_app.engines.memory import still_there, taken_by
 
 logger = logging.getLogger(__name__)
 
@@ -347,19 +347,21 @@ class EngineProcess:
         if (host := self._host) is None:
             return
         self._wanted_end = True
+        # A host that has ended no longer tells whose parent it was.
+        family = host.processes()
         host.send("stop")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(host.exited.wait(), grace_s)
-        await self._end(host)
+        await self._end(host, family)
 
-    async def _end(self, host: StandbyHost) -> None:
-        processes = host.processes()
+    async def _end(self, host: StandbyHost, family: Sequence[psutil.Process] = ()) -> None:
+        processes = {*family, *host.processes()}
         host.kill()
         try:
             async with asyncio.timeout(_KILL_WAIT_S):
                 await host.exited.wait()
                 # An engine core that was orphaned may outlive its host for a moment, and hold the memory.
-                while taken_by([process for process in processes if process.is_running()]):  # noqa: ASYNC110 # polled
+                while still_there(processes):  # noqa: ASYNC110 # polled
                     await asyncio.sleep(_FREED_POLL_S)
         except TimeoutError:
             raise StuckError(f"the processes of {self.spec.model_id} cannot be ended") from None

@@ -56,9 +56,10 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-        if self._late and self._task and isinstance(error, asyncio.CancelledError):
+        if self._late and self._task:
             self._task.uncancel()
-            raise self._late
+            if isinstance(error, asyncio.CancelledError):
+                raise self._late
 
     def _until_it_begins(self) -> list[float]:
         return [limit for limit in (self._call.ttft_s, self._call.total_s) if limit is not None]

@@ -163,7 +163,7 @@ def test_a_service_whose_pool_is_empty_is_ready_and_has_no_gpu_node(service: Ser
 @pytest.mark.case(34)
 @pytest.mark.usefixtures("alone")
 def test_the_first_request_brings_a_node_a_replica_and_its_model(service: Service, cluster: FakeCluster) -> None:
-    wait_until(lambda: gone(cluster), 60, "no GPU node")
+    wait_until(lambda: gone(cluster), 30, "no GPU node")
     began = time.monotonic()
     with watch(cluster) as watched:
         answer = stream(service, "lazy-a", 5)
@@ -185,7 +185,7 @@ def test_with_a_node_at_hand_the_first_token_comes_within_the_load_time_and_four
     service: Service, cluster: FakeCluster
 ) -> None:
     stream(service, "lazy-a", 1)
-    wait_until(lambda: not cluster.look().running.get(POOL), 60, "the pool is empty")
+    wait_until(lambda: not cluster.look().running.get(POOL), 30, "the pool is empty")
     assert cluster.look().gpu_nodes == 1
     answer = stream(service, "lazy-b", 5)
     load_s = service.in_state("lazy-b", "awake")["load_s"]
@@ -230,7 +230,7 @@ def test_requests_that_come_while_the_pool_shrinks_are_all_answered(service: Ser
 @pytest.mark.case(34)
 def test_an_idle_pool_returns_to_zero_and_its_nodes_go(service: Service, cluster: FakeCluster) -> None:
     began = time.monotonic()
-    wait_until(lambda: gone(cluster), 60, "no replica of the pool and no GPU node")
+    wait_until(lambda: gone(cluster), 30, "no replica of the pool and no GPU node")
     print(f"back to nothing after {time.monotonic() - began:.1f} s")
     assert service.ready()
 
@@ -268,7 +268,7 @@ def node_of_pool(cluster: FakeCluster) -> str:
 def test_a_drained_node_finishes_its_streams_and_no_new_request_fails(service: Service, cluster: FakeCluster) -> None:
     """As the preStop hook of a pod does it (ray-project/ray#41726)."""
     stream(service, "lazy-a", 1)
-    wait_until(lambda: cluster.look().running.get(POOL) == 1, 60, "one replica of the pool")
+    wait_until(lambda: cluster.look().running.get(POOL) == 1, 30, "one replica of the pool")
     node = node_of_pool(cluster)
     with ThreadPoolExecutor() as threads:
         long = threads.submit(stream, service, "lazy-a", 500)
