@@ -14,15 +14,13 @@ What always holds (each is a test in `tests/sim/`):
   model, which takes no new requests then and goes when its last one is done;
 - a load that nobody wants any more is given up only where another model waits for its room.
 
-Who goes first: the models of the lowest priority, and among them the one with the least expected loss for each
-byte that it frees, `requests per second x seconds to bring it back / bytes` (Greedy-Dual-Size-Frequency, Cherkasova
-1998, with a frequency that halves every `HALF_LIFE_S`). `make sim` compares it with LRU and others.
+Which models go for it is the matter of `victims`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import (
@@ -55,15 +53,11 @@ from serve_app.residency.events import (
     Woken,
 )
 from serve_app.residency.slot import GOING, RISING, Slot
+from serve_app.residency.victims import LEASE_S, Victims, fewest
 
-# After a grant the waiter's request is still on its way; the model is not idle until it had time to arrive.
-LEASE_S = 5.0
 MAX_BACKOFF_FACTOR = 32
 # A model that dies this soon after its load, and not for the first time, is as good as one that fails to load.
 EARLY_DEATH_S = 30.0
-# Minimum residency is there to make a swap worth its cost; for a swap of a second a minute would be absurd. With
-# `make sim` under ping-pong: hold p99 13 s at 0, 17 s at 2, 26 s at 5, for 11,000, 7,000 and 4,100 wakes a day.
-RESIDENCY_PER_SWAP = 2.0
 
 
 class Residency:
@@ -71,6 +65,7 @@ class Residency:
 
     def __init__(self, models: Iterable[LazyModel], limits: Limits) -> None:
         self.limits = limits
+        self._victims = Victims(limits)
         self._slots: dict[str, Slot] = {}
         for model in models:
             self.add(model)
@@ -376,7 +371,7 @@ class Residency:
         slot.ends_after_sleep = slot.stage is Stage.FALLING_ASLEEP and order is Order.UNLOAD
         if slot.waiting or slot.stage not in (Stage.AWAKE, Stage.ASLEEP):
             return []
-        if order is Order.SLEEP and self._may_sleep(slot) and self._host_missing(slot.model.host_bytes) <= 0:
+        if order is Order.SLEEP and self._victims.may_sleep(slot) and self._host_missing(slot.model.host_bytes) <= 0:
             if slot.stage is Stage.ASLEEP:
                 return []
             self._enter(slot, Stage.FALLING_ASLEEP, now)
@@ -429,7 +424,7 @@ class Residency:
                 slot.failures = slot.early_deaths = 0
             if later:
                 continue
-            drowsy = model.idle_sleep_s is not None and unused_s >= model.idle_sleep_s and self._may_sleep(slot)
+            drowsy = model.idle_sleep_s is not None and unused_s >= model.idle_sleep_s and self._victims.may_sleep(slot)
             if slot.idle(now) and drowsy and self._host_missing(model.host_bytes) <= 0:
                 self._enter(slot, Stage.FALLING_ASLEEP, now)
                 actions.append(Sleep(model.id))
@@ -499,53 +494,29 @@ class Residency:
         """Let go what makes room for the newcomer, or nothing where that is not to be had yet."""
         coming, host_coming = self._coming()
         missing, host_missing = missing - coming, host_missing - host_coming
-        others = sorted((s for s in self._up.values() if not s.pinned and s is not newcomer), key=self._value(now))
+        others = sorted(
+            (s for s in self._up.values() if not s.pinned and s is not newcomer), key=self._victims.value(now)
+        )
         aged = self._aged(newcomer, now)
         # Also one that waits behind an aged one, as the last: both could wait for the memory that the other holds.
         asleep = [slot for slot in others if slot.stage is Stage.ASLEEP and (aged or not slot.claimed)]
         asleep.sort(key=lambda slot: slot.claimed)
-        idle = [slot for slot in others if slot.idle(now) and self._stayed(slot, now)]
+        idle = [slot for slot in others if slot.idle(now) and self._victims.stayed(slot, now)]
         # Once aged also what seems idle is drained: short requests could turn every attempt into `StillBusy`.
-        busy = [slot for slot in others if self._may_drain(slot, now)] if aged else []
+        busy = [slot for slot in others if self._victims.may_drain(slot, now)] if aged else []
         for awake in (idle, busy):
-            if choice := self._choose(asleep, awake, missing, host_missing, now):
+            if choice := self._victims.choose(asleep, awake, missing, host_missing, now):
                 ended, let_go = choice
                 actions = [self._stop(slot, now, aged and slot.stage is Stage.AWAKE) for slot in ended]
                 for slot in let_go:
                     actions += self._let_go(slot, newcomer, asleep, aged, now)
                 return actions
-        return [self._give_up(slot, now) for slot in self._abandonable(others, missing, host_missing, now)]
-
-    def _choose(
-        self, asleep: list[Slot], awake: list[Slot], missing: int, host_missing: int, now: float
-    ) -> tuple[list[Slot], list[Slot]] | None:
-        """Whom to end, and whom to let go, for that much room; None where it is not to be had from them."""
-        ended = _fewest([*asleep, *awake], host_missing, Slot.host)
-        if host_missing > 0 and not ended:
-            return None
-        missing -= sum(slot.memory() for slot in ended)
-        awake = [slot for slot in awake if slot not in ended]
-        let_go = _fewest(awake, missing, self._frees)
-        if missing > 0 and not let_go:
-            # A sleeping one holds little; but that little may be what is missing. It is weighed by that little: by
-            # all its bytes the large models would go, which take longest to bring back.
-            asleep = [slot for slot in asleep if slot not in ended]
-            worth = self._value(now, of_residue=True)
-            sleepers = [*asleep, *filter(self._may_sleep, awake)]
-            sleepers.sort(key=lambda slot: (slot.claimed, worth(slot)))
-            residue = _fewest(sleepers, missing - sum(map(self._frees, awake)), lambda slot: slot.model.asleep_bytes)
-            let_go = [slot for slot in awake if slot not in residue]
-            if not residue:
-                residue, let_go = _fewest([*asleep, *awake], missing, Slot.memory), []
-            if not residue:
-                return None
-            ended += residue
-        return ended, let_go
+        return [self._give_up(slot, now) for slot in self._victims.abandonable(others, missing, host_missing, now)]
 
     def _let_go(self, slot: Slot, newcomer: Slot, asleep: list[Slot], drain: bool, now: float) -> list[Action]:
         """Put an awake model to sleep where the host has room for it and the newcomer, or gets it from models that
         are worth less."""
-        if self._may_sleep(slot):
+        if self._victims.may_sleep(slot):
             needed = newcomer.model.process_bytes if newcomer.stage is Stage.STOPPED else 0
             lacking = self._host_missing(slot.model.host_bytes + needed)
             if lacking <= 0:
@@ -554,9 +525,9 @@ class Residency:
             coming = sum(s.host() for s in self._up.values() if s.stage is Stage.UNLOADING)
             if lacking <= coming:
                 return []  # when that is free it sleeps
-            worth = self._value(now, asleep=True)
+            worth = self._victims.value(now, asleep=True)
             lesser = [s for s in asleep if s.stage is Stage.ASLEEP and not s.claimed and worth(s) < worth(slot)]
-            if ended := _fewest(lesser, lacking - coming, Slot.host):
+            if ended := fewest(lesser, lacking - coming, Slot.host):
                 return [self._stop(s, now) for s in ended]
         self._enter(slot, Stage.UNLOADING, now)
         return [Unload(slot.model.id, drain=drain)]
@@ -564,17 +535,6 @@ class Residency:
     def _stop(self, slot: Slot, now: float, drain: bool = False) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
         return Unload(slot.model.id, drain)
-
-    def _abandonable(self, others: list[Slot], missing: int, host_missing: int, now: float) -> list[Slot]:
-        """Loads that nobody wants any more, where giving them up makes the room."""
-        forlorn = [
-            slot
-            for slot in others
-            if slot.stage is Stage.LOADING and not slot.claimed and now - slot.left_at >= self.limits.grace_s
-        ]
-        given_up = _fewest(forlorn, missing, Slot.memory) or _fewest(forlorn, host_missing, Slot.host)
-        enough = sum(s.memory() for s in given_up) >= missing and sum(s.host() for s in given_up) >= host_missing
-        return given_up if enough else []
 
     def _give_up(self, slot: Slot, now: float) -> Action:
         self._enter(slot, Stage.UNLOADING, now)
@@ -589,59 +549,7 @@ class Residency:
         if over <= 0:
             return []
         idle = [slot for slot in self._up.values() if slot.idle(now) and not slot.pinned]
-        return [self._stop(slot, now) for slot in _fewest(sorted(idle, key=self._value(now)), over, Slot.memory)]
-
-    def _may_sleep(self, slot: Slot) -> bool:
-        return slot.model.sleeps and slot.may_sleep and bool(self.limits.host_bytes)
-
-    def _frees(self, slot: Slot) -> int:
-        """Accelerator bytes that an awake model gives back at least."""
-        return slot.bytes - (slot.model.asleep_bytes if self._may_sleep(slot) else 0)
-
-    def _value(
-        self, now: float, *, asleep: bool = False, of_residue: bool = False
-    ) -> Callable[[Slot], tuple[int, float, float, str]]:
-        """What is lost by letting a model go, for each byte; the lowest goes first.
-
-        `asleep`: as if all slept, by the host's bytes; `of_residue`: likewise, by the accelerator's that sleepers keep.
-        """
-
-        def value(slot: Slot) -> tuple[int, float, float, str]:
-            if asleep or of_residue or slot.stage is Stage.ASLEEP:
-                cost_s, size = slot.load_s - slot.wake_s, slot.model.host_bytes + slot.model.process_bytes
-                if of_residue:
-                    size = slot.model.asleep_bytes
-            else:
-                cost_s, size = (slot.wake_s if self._may_sleep(slot) else slot.load_s), slot.bytes
-            return slot.model.priority, slot.rate(now) * cost_s / max(size, 1), slot.last_used, slot.model.id
-
-        return value
-
-    def _stayed(self, slot: Slot, now: float) -> bool:
-        back_s = slot.wake_s if self._may_sleep(slot) else slot.load_s
-        return now - slot.since >= min(self.limits.min_residency_s, RESIDENCY_PER_SWAP * back_s)
-
-    def _may_drain(self, slot: Slot, now: float) -> bool:
-        # Not the lease: a stream of grants would renew it for ever. Those the load was for had their time.
-        served = now - slot.since >= LEASE_S
-        return slot.stage is Stage.AWAKE and not slot.claimed and served and self._stayed(slot, now)
-
-
-def _fewest(candidates: Iterable[Slot], missing: int, frees: Callable[[Slot], int]) -> list[Slot]:
-    """The first candidates that together free `missing` bytes, less those not needed; none if all do not."""
-    chosen: list[Slot] = []
-    for slot in candidates:
-        if missing <= 0:
-            break
-        chosen.append(slot)
-        missing -= frees(slot)
-    if missing > 0:
-        return []
-    for slot in reversed(chosen):
-        if missing + frees(slot) <= 0:
-            chosen.remove(slot)
-            missing += frees(slot)
-    return chosen
+        return [self._stop(slot, now) for slot in fewest(sorted(idle, key=self._victims.value(now)), over, Slot.memory)]
 
 
 def _recent(before: float, seconds: float, *, guessed: bool) -> float:

@@ -20,7 +20,8 @@ from serve_app.residency.events import (
     Wake,
     Wanted,
 )
-from serve_app.residency.policy import LEASE_S, MAX_BACKOFF_FACTOR, RESIDENCY_PER_SWAP, Residency
+from serve_app.residency.policy import MAX_BACKOFF_FACTOR, Residency
+from serve_app.residency.victims import LEASE_S, RESIDENCY_PER_SWAP
 
 # Evicted while it streams
 

@@ -36,8 +36,9 @@ from serve_app.residency.events import (
     Wanted,
     Woken,
 )
-from serve_app.residency.policy import LEASE_S, MAX_BACKOFF_FACTOR
+from serve_app.residency.policy import MAX_BACKOFF_FACTOR
 from serve_app.residency.slot import PLACE_KEPT_S
+from serve_app.residency.victims import LEASE_S
 
 always = settings(max_examples=2000, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 lives = given(seed=st.integers(0, 2**32), steps=st.integers(10, 70))

@@ -8,7 +8,7 @@ from benchmarks.residency_sim.engine import Report, Simulation
 from benchmarks.residency_sim.policies import POLICIES
 from benchmarks.residency_sim.traces import DAY_S, GIB, SIZES, TRACES, Scene, giants, model_of, pool
 from serve_app.residency.events import Limits
-from serve_app.residency.policy import RESIDENCY_PER_SWAP
+from serve_app.residency.victims import RESIDENCY_PER_SWAP
 
 HOURS_6 = 6 * 3600.0
 

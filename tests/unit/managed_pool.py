@@ -10,7 +10,7 @@ from scripted_engine import ScriptedEngine
 from serve_app.residency import manager as manager_module
 from serve_app.residency.events import LazyModel, Limits, Order
 from serve_app.residency.manager import Refused, ResidencyManager
-from serve_app.residency.policy import LEASE_S
+from serve_app.residency.victims import LEASE_S
 
 PATIENCE_S = 5.0
 

@@ -11,7 +11,7 @@ from serve_app.engines.base import StuckError
 from serve_app.residency.demand import PoolDemand
 from serve_app.residency.events import Order
 from serve_app.residency.manager import Refused
-from serve_app.residency.policy import LEASE_S
+from serve_app.residency.victims import LEASE_S
 
 
 @pytest.fixture

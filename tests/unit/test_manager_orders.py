@@ -9,7 +9,7 @@ from scripted_engine import failed
 
 from serve_app.residency.events import Order
 from serve_app.residency.manager import Refused
-from serve_app.residency.policy import LEASE_S
+from serve_app.residency.victims import LEASE_S
 
 
 @pytest.fixture
