@@ -147,6 +147,7 @@ class Service:
                 start_new_session=True,
                 preexec_fn=_told_when_we_die,
             )
+        self._family = []
         if wait:
             try:
                 wait_until(self._started, START_DEADLINE_S, "the service is ready")
@@ -199,19 +200,18 @@ class Service:
 
     def stop(self) -> list[psutil.Process]:
         """End it, and remove its files; returns what is still there afterwards (and ends that, too)."""
-        left = self._end()
+        left = self.end()
         shutil.rmtree(self.scratch, ignore_errors=True)
         return left
 
     def restart(self) -> None:
         """End it and give the same command again."""
-        left = self._end()
+        left = self.end()
         assert not left, f"processes left behind: {left}"
-        self._family = []
         self.start()
 
-    def _end(self) -> list[psutil.Process]:
-        """As Ctrl-C does."""
+    def end(self) -> list[psutil.Process]:
+        """As Ctrl-C does, after which it may be started again; returns what had to be killed."""
         assert self._process
         if not self._family:
             self.interrupt()

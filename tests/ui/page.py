@@ -31,6 +31,7 @@ class Page:
 
     def look_at(self, view: str) -> None:
         self.find(f'nav a[href="#{view}"]').click()
+        self.wait(lambda: self.find(f"#{view}").is_displayed(), f"the view is {view}")
 
     def find(self, selector: str) -> WebElement:
         return self.driver.find_element(By.CSS_SELECTOR, selector)
@@ -78,8 +79,12 @@ class Page:
         return self.all(".answer")
 
     def state(self) -> str:
-        """Of the newest answer: running, done, stopped or failed."""
-        return str(self.run("return [...document.querySelectorAll('.answer')].at(-1)?.dataset.state ?? ''"))
+        """Running while any answer is; else how the newest one ended: done, stopped or failed."""
+        script = """
+            const states = [...document.querySelectorAll('.answer')].map((answer) => answer.dataset.state);
+            return states.includes('running') ? 'running' : states.at(-1) ?? '';
+        """
+        return str(self.run(script))
 
     def until_answered(self, deadline_s: float = 60) -> str:
         """Wait until no answer runs any more; the text of the newest one."""
@@ -101,7 +106,16 @@ class Page:
     # The models
 
     def card(self, model: str) -> WebElement:
+        self.wait(lambda: self.model_state(model), f"{model} is shown")
         return next(card for card in self.all(".model") if card.find_element(By.CSS_SELECTOR, "h3").text == model)
+
+    def order(self, model: str, what: str) -> WebElement:
+        """Press the button of that order once it can be; it is returned."""
+        self.wait(lambda: self.all(f'[data-order="{what}"]'), "orders may be given")
+        button = self.card(model).find_element(By.CSS_SELECTOR, f'[data-order="{what}"]')
+        self.wait(lambda: button.get_attribute("aria-disabled") == "false", f"{what} is possible")
+        button.click()
+        return button
 
     def model_state(self, model: str) -> str:
         script = """
@@ -116,6 +130,13 @@ class Page:
             return title?.parentNode.querySelector('dt[data-t="running"]')?.nextSibling.textContent ?? '';
         """
         return str(self.run(script, model))
+
+    # The traffic
+
+    def unfold(self, record: str) -> None:
+        """Open a request that is listed, by its selector, until its details are there."""
+        self.find(f"{record} summary").click()
+        self.wait(lambda: self.all(f"{record}[open] .timeline li"), "its steps are shown")
 
     # Its surroundings
 

@@ -45,11 +45,11 @@ def test_answer_of_2000_tokens_stays_smooth_and_is_whole(signed_in: Page) -> Non
     signed_in.ask("fake[tokens=2000,tpot_s=0.001]")
     assert signed_in.until_answered() == " ".join(f"t{index:03d}" for index in range(2000))
     gaps, tasks = signed_in.run("return [window.gaps, window.tasks]")
-    # A person notices a halt of some tenths of a second. The bounds leave room for a machine that is busy otherwise.
-    print(f"{len(gaps)} frames, the longest gap {max(gaps):.0f} ms, the longest task {max(tasks, default=0):.0f} ms")
-    assert len(gaps) > 20
-    assert max(tasks, default=0) < 500
-    assert max(gaps) < 1500
+    slow = sorted(gaps)[len(gaps) * 9 // 10]
+    print(f"{len(gaps)} frames, a tenth took more than {slow:.0f} ms; the longest task {max(tasks, default=0):.0f} ms")
+    # A person notices a halt of some tenths of a second. Not the longest frame: a busy machine may halt once.
+    assert slow < 200
+    assert sum(tasks) < 0.5 * sum(gaps)
     # It followed the answer to its end.
     below = "const t = document.querySelector('#turns'); return t.scrollHeight - t.scrollTop - t.clientHeight"
     assert signed_in.run(below) < 60

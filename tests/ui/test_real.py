@@ -131,12 +131,12 @@ def test_lazy_model_is_seen_stopped_loading_awake_and_stopped_again(real_page: P
     assert real_page.why()["cold"].endswith("s")
     real_page.look_at("models")
     real_page.wait(lambda: real_page.model_state(LAZY) == "awake", "it is seen to be awake")
-    unload = real_page.card(LAZY).find_element("css selector", '[data-order="unload"]')
-    unload.click()
+    real_page.order(LAZY, "unload")
     real_page.wait(lambda: real_page.find("#sure-dialog").is_displayed(), "it asks first")
     real_page.find("#sure-no").click()
     assert real_page.model_state(LAZY) == "awake"
-    unload.click()
+    real_page.order(LAZY, "unload")
+    real_page.wait(lambda: real_page.find("#sure-dialog").is_displayed(), "it asks again")
     real_page.find("#sure-yes").click()
     real_page.wait(lambda: real_page.model_state(LAZY) == "stopped", "it is seen to be stopped", 60)
     seen = [state for state in real_page.run("return window.seen") if state != "unloading"]

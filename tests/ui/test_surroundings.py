@@ -46,9 +46,7 @@ def test_orders_are_for_operators_and_a_failed_load_says_why(page: Page) -> None
     assert not [button for button in page.all("[data-order]") if button.is_displayed()]
     page.find("#open-key").click()
     enter(page, ADMIN)
-    page.wait(lambda: page.all('[data-order="load"]'), "the orders are shown")
-    load = page.card("broken").find_element("css selector", '[data-order="load"]')
-    load.click()
+    load = page.order("broken", "load")
     page.wait(lambda: page.model_state("broken") == "failed", "it has failed")
     assert "no such file" in page.card("broken").find_element("css selector", ".error").text
     # Whoever uses the keyboard is still where they were.
@@ -77,9 +75,11 @@ def test_service_that_was_started_again_is_shown_as_it_is_now(page: Page, script
     page.open("models")
     enter(page, ADMIN)
     page.live()
-    page.card("lazy").find_element("css selector", '[data-order="load"]').click()
+    page.order("lazy", "load")
     page.wait(lambda: page.model_state("lazy") == "awake", "it is loaded")
-    scripted_service.restart()
+    assert not scripted_service.end()
+    page.says("#link", "The server does not answer. Trying again", 30)
+    scripted_service.start()
     page.wait(lambda: page.model_state("lazy") == "stopped", "the new service has not loaded it", 60)
     page.says("#link", "Live", 30)
     page.look_at("play")
@@ -98,7 +98,7 @@ def test_traffic_shows_the_request_and_where_its_time_went(page: Page) -> None:
     page.look_at("traffic")
     record = f'.record[data-request="{request}"]'
     page.wait(lambda: page.all(record), "the request is listed")
-    page.find(f"{record} summary").click()
+    page.unfold(record)
     steps = page.run(
         "return [...document.querySelectorAll(arguments[0])].map((row) => row.dataset.name)", f"{record} .timeline li"
     )
@@ -159,7 +159,7 @@ def test_nothing_is_wider_than_a_phone(page: Page, view: str) -> None:
         page.wait(lambda: page.all(".model"), "the models are shown")
     else:
         page.wait(lambda: page.all(".record"), "requests are shown")
-        page.find(".record summary").click()
+        page.unfold(".record")
     assert page.overflow() == 0
     page.width(None)
 
@@ -217,7 +217,7 @@ def test_axe_finds_nothing_grave(page: Page, colours: str) -> None:
     assert not page.faults()
     page.look_at("traffic")
     page.wait(lambda: page.all(".record"), "requests are shown")
-    page.find(".record summary").click()
+    page.unfold(".record")
     assert not page.faults()
     ground = page.run("return getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(245, 246, 248)", "dark": "rgb(20, 22, 26)"}[colours]

@@ -22,7 +22,7 @@ QUESTION = "What is the capital of France?"
 # So many requests make a chart.
 _ROUNDS = 6
 _DEADLINE_S = 120.0
-_COLOURS = 128
+_COLOURS = 256
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
