@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 from asgi_call import Call
+from relayed import COLD, WHOLE, body, config, empty_tables, pool, publish, routed
 from scripted_pool import Pool
 from scripted_upstream import Upstream, answer, silent, stream
-from test_relay import COLD, WHOLE, body, config, empty_tables, pool, publish, routed
 
 from serve_app.config import Config
 from serve_app.models.replicas import PublishedModel

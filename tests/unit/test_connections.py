@@ -11,8 +11,8 @@ import httpx
 import pytest
 from front import body, until
 from front_door import CHAT, Connection, Door, connected, front_doors, request
+from relayed import refuses
 from scripted_upstream import DONE, answer, event, silent, stream
-from test_relay import refuses
 
 from serve_app.service_schema import RouterSettings
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from asgi_call import Call
+from relayed import COLD, HOT, body, config, empty_tables, hot_replicas
 from scripted_pool import Pool
 from scripted_upstream import Upstream, answer
-from test_relay import COLD, HOT, body, config, empty_tables, hot_replicas
 
 from serve_app.config import Config
 from serve_app.model_schema import Resources
