@@ -7,9 +7,10 @@ The claim: median time to first token at least 40 % lower than where replicas ar
 load is by chance. Exit status: 0 it holds, 1 it does not, 2 it was not measured.
 
 Method: `serve run` of deployments/local.yaml with two replicas of its resident model and no lazy one. 16 conversations
-share a system prompt of some 1,000 tokens and have several turns; `--at-once` of them run at a time, in an order drawn
-once, the same for both sides. Each waits for its answer before its next turn; first turns count, too. The sides take
-turns, each with a service and so with caches of its own.
+share a system prompt of some 1,000 tokens and have several turns of a short question and a longer answer. `--at-once`
+of them run at a time, in an order drawn once, the same for both sides. Each waits for its answer before its next
+turn; first turns count, too. The sides take turns, each with a service, and so with caches, of its own, and begin when
+both replicas answer.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from serve_app.model_schema import REPOSITORY
 
 MIN_GAIN = 0.4
 _CONVERSATIONS = 16
-_ANSWER_TOKENS = 24
+_REPLICAS = 2
+_ANSWER_TOKENS = 96
+_QUESTION_WORDS = 40
 _PATIENCE_S = 300.0
 _WORDS = [
     "river",
@@ -90,6 +93,20 @@ def first_token_s(server: Server, model: str, messages: list[dict[str, str]]) ->
     return first, said
 
 
+def until_awake(server: Server, model: str, replicas: int) -> None:
+    """Wait for all of them: a service is ready, and its first requests are answered, as soon as one is."""
+    deadline = time.monotonic() + _PATIENCE_S
+    with _direct.open(server.url + "/v1/router/events", timeout=_PATIENCE_S) as feed:
+        for line in feed:
+            if line.startswith(b'data: {"models":['):
+                found = next(each for each in json.loads(line[6:])["models"] if each["id"] == model)
+                if sum(each["state"] == "awake" for each in found.get("replicas", ())) >= replicas:
+                    return
+            if time.monotonic() > deadline:
+                break
+    raise StartError(f"{replicas} replicas of {model} were not awake within {_PATIENCE_S:g} s")
+
+
 def converse(server: Server, model: str, turns: int, at_once: int) -> list[float]:
     """Every turn's time to first token."""
     system = {"role": "system", "content": text_of(1000, "system")}
@@ -109,7 +126,7 @@ def converse(server: Server, model: str, turns: int, at_once: int) -> list[float
                 except Empty:
                     return
                 talk = talks[number]
-                talk.append({"role": "user", "content": text_of(120, f"{number}.{turn}")})
+                talk.append({"role": "user", "content": text_of(_QUESTION_WORDS, f"{number}.{turn}")})
                 seconds, said = first_token_s(server, model, talk)
                 talk.append({"role": "assistant", "content": said})
                 found.append(seconds)
@@ -129,7 +146,7 @@ def config_with(raw: dict[str, Any], *, affine: bool) -> dict[str, Any]:
     changed = copy.deepcopy(raw)
     args = changed["applications"][0]["args"]
     resident = next(model for model in args["models"] if model["tier"] == "resident")
-    args["models"] = [{**resident, "replicas": 2}]
+    args["models"] = [{**resident, "replicas": _REPLICAS}]
     args.setdefault("router", {})["prefix_affinity"] = affine
     return changed
 
@@ -153,6 +170,7 @@ def main() -> int:
                     file.write_text(yaml.safe_dump(config_with(raw, affine=affine), sort_keys=False))
                     server = servers.service(read_file(file))
                     model = read_file(file).config.residents[0].id
+                    until_awake(server, model, _REPLICAS)
                     found = converse(server, model, args.turns, args.at_once)
                     seconds[affine] += found
                     console.print(f"affinity {affine}: median {statistics.median(found):.3f} s", highlight=False)

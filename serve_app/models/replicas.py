@@ -178,7 +178,7 @@ def rank_for_load(model: str, replica_id: str, stats: Mapping[str, Any], memory_
     return rank, int.from_bytes(digest)
 
 
-def choose(targets: Iterable[Target], cost: Callable[[str], int], tried: Collection[str]) -> Target | None:
+def choose(targets: Iterable[Target], cost: Callable[[str], Any], tried: Collection[str]) -> Target | None:
     """The target that costs least, by its replica's id, of those not yet tried. Pure."""
     candidates = [target for target in targets if target.replica_id not in tried]
     return min(candidates, key=lambda target: cost(target.replica_id), default=None)

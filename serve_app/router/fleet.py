@@ -123,22 +123,24 @@ class Fleet:
     def target(self, model: Model, tried: Collection[str] = (), steps: Sequence[int] = ()) -> Target | None:
         """An engine that may answer for the model; None if this process knows of none that was not tried.
 
-        Of several the one with the fewest requests of ours, less what it has of the prompt; see `affinity`.
+        Of several the one with the fewest requests of ours, less what it has of the conversation; see `affinity`.
         """
         model = self.engine_of(model)
         here = self.replicas(model) if model.tier == "lazy" else last_known(self._deployments[model.id])
         replicas = [replica for replica in here if model.id in replica.urls]
         awake = {replica.id: replica.target(model.id) for replica in replicas if self._awake(replica, model)}
         if last := self.cold.last(model.id):
-            if (replicas or self._empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
+            if (replicas or self.empty(model)) and last.replica_id not in {replica.id for replica in replicas}:
                 self.cold.forget(model.id)
             else:
                 awake.setdefault(last.replica_id, last)
         shunned = self._relay.breaker.shunned(time.monotonic())
         in_flight = self._relay.in_flight.__getitem__
 
-        def cost(replica: str) -> int:
-            return cost_of(in_flight(replica), self._prefixes.known(replica, steps)) if steps else in_flight(replica)
+        shared = self._prefixes.shared(steps)
+
+        def cost(replica: str) -> tuple[int, int]:
+            return cost_of(in_flight(replica), self._prefixes.known(replica, steps), shared)
 
         found = (shunned and choose(awake.values(), cost, {*tried, *shunned})) or choose(awake.values(), cost, tried)
         if found is None and model.tier == "resident":
@@ -162,7 +164,7 @@ class Fleet:
         """The replicas of the deployment that holds the model; for a lazy one those of the pool."""
         return replicas_of(self._deployments[model.id])
 
-    def _empty(self, model: Model) -> bool:
+    def empty(self, model: Model) -> bool:
         """Whether the model's deployment has no replica; it is scaled to zero, or all have died."""
         deployment = self._deployments[model.id]
         return known(deployment) and not replicas_of(deployment)

@@ -45,5 +45,37 @@ def test_memory_is_bounded_and_forgets_the_ends_first() -> None:
 
 def test_prefix_outweighs_a_request_more_and_not_many() -> None:
     known = 2 * CHARS_A_REQUEST
-    assert cost_of(1, known) < cost_of(0, 0)
-    assert cost_of(3, known) > cost_of(0, 0)
+    assert cost_of(1, known, 0) < cost_of(0, 0, 0)
+    assert cost_of(3, known, 0) > cost_of(0, 0, 0)
+
+
+def test_what_all_conversations_share_draws_none_of_them_to_a_busier_replica() -> None:
+    prefixes = Prefixes()
+    talks = [steps_of("m", [SYSTEM, f"{number} " * 500]) for number in range(3)]
+    system = steps_of("m", [SYSTEM])
+    assert prefixes.shared(talks[0]) == 0
+    prefixes.sent("a", talks[0])
+    assert prefixes.shared(talks[0]) == 0
+    prefixes.sent("a", talks[1])
+    for talk in talks:
+        assert prefixes.shared(talk) == len(system) * STEP_CHARS
+
+    def cost(replica: str, in_flight: int, talk: tuple[int, ...]) -> tuple[int, int]:
+        return cost_of(in_flight, prefixes.known(replica, talk), prefixes.shared(talk))
+
+    # A new conversation goes where less is going on, and where that is equal, to whom has the system prompt.
+    assert cost("b", 0, talks[2]) < cost("a", 1, talks[2])
+    assert cost("a", 0, talks[2]) < cost("b", 0, talks[2])
+    # One that has begun stays where it is.
+    longer = steps_of("m", [SYSTEM, "0 " * 500, "and so on " * 1000])
+    prefixes.sent("a", longer)
+    assert cost("a", 1, longer) < cost("b", 0, longer)
+
+
+def test_conversation_that_grows_shares_nothing() -> None:
+    prefixes = Prefixes()
+    talk = [SYSTEM]
+    for turn in range(10):
+        talk.append(f"turn {turn} " * 100)
+        prefixes.sent("a", steps_of("m", talk))
+        assert prefixes.shared(steps_of("m", talk)) == 0
