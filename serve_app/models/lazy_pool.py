@@ -17,6 +17,7 @@ from serve_app.engines.process import EngineProcess, StandbyHost, new_secret
 from serve_app.live import with_live
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
+from serve_app.models.waiting import Waiting
 from serve_app.residency.events import LazyModel, Limits, Order
 from serve_app.residency.manager import Refused, ResidencyManager
 from serve_app.telemetry.meters import Flusher
@@ -114,6 +115,7 @@ class LazyPool:
             plan.models, plan.limits, self._new_engine, sleep_levels=plan.sleep_levels, went=self._metrics.went
         )
         self._manager.start()
+        self._waiting = Waiting(self._manager.acquire)
 
     async def reconfigure(self, live: dict[str, Any]) -> None:
         """Serve's hook, with `user_config`: the lazy models of now. A wrong one leaves everything as it was."""
@@ -133,9 +135,9 @@ class LazyPool:
             if retiring := self._retiring.pop(model_id, None):
                 retiring.cancel()
             self._manager.configure(model, plan.sleep_levels[model_id])
-            if model_id in before.specs and before.specs[model_id] != plan.specs[model_id]:
-                # Loaded anew with the new arguments, when its requests are done and somebody wants it.
-                self._manager.order(model_id, Order.UNLOAD)
+            old = before.specs.get(model_id) or self._specs_of_retired.pop(model_id, None)
+            if old and old != plan.specs[model_id]:
+                self._manager.replace(model_id)
         for model_id in before.specs.keys() - plan.specs.keys():
             self._specs_of_retired[model_id] = before.specs[model_id]
             self._retiring[model_id] = asyncio.create_task(self._retire(model_id))
@@ -167,7 +169,7 @@ class LazyPool:
         if not await self._heard_of(model_id):
             return {"refused": _reason(Refused("unknown_model", "this pool does not have it", _ROUTERS_HEAR_S))}
         try:
-            engine = await asyncio.wait_for(self._manager.acquire(model_id), _ACQUIRE_S)
+            engine = await self._waiting.acquire(model_id, _ACQUIRE_S)
         except TimeoutError:
             return {"pending": True}
         except Refused as refused:
