@@ -51,6 +51,7 @@ class Schedule:
         self._fleet = fleet
         self._zone = ZoneInfo(timezone)
         self._now = now
+        self._was_there: set[str] = set()
 
     async def run(self) -> None:
         """Look again and again; returns at once where there is nothing to do."""
@@ -66,7 +67,11 @@ class Schedule:
         """Those that no replica has loaded yet: after the start, and after a replica was replaced."""
         for model in self._models:
             status = self._fleet.status(model)
-            if model.preload and status.state == "stopped" and not status.loads:
+            if status.loads:
+                self._was_there.add(model.id)
+            # A pool that has gone to zero since stays there until somebody asks.
+            rests = model.id in self._was_there and self._fleet.empty(model)
+            if model.preload and status.state == "stopped" and not status.loads and not rests:
                 yield model
 
     async def _load(self, model: Model) -> None:

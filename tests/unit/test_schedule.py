@@ -306,3 +306,16 @@ async def test_router_keeps_the_schedule_while_it_serves_its_front_door(front_do
         assert (await outgoing.get())["type"] == "lifespan.shutdown.complete"
         await serving
     assert {model for model, _, _ in pool.orders} == loaded
+
+
+async def test_preloaded_model_leaves_a_pool_at_zero_that_has_gone_there() -> None:
+    async with running(config({"preload": True})) as it:
+        await it.until(lambda: it.pool.orders)
+        publish({"m0": PublishedModel("awake", loads=1)})
+        await it.looked()
+        set_replicas("Pool", [])
+        await it.looked()
+        before = len(it.pool.orders)
+        await it.looked()
+        await it.looked()
+        assert len(it.pool.orders) == before
