@@ -11,12 +11,14 @@ import psutil
 
 
 def taken_by(processes: Collection[psutil.Process]) -> int:
-    """Bytes that these processes take: on the GPUs if they have any there, else of the host; 0 once they are gone.
+    """Bytes that these processes take: of the GPUs where the machine has some, else of the host; 0 once they are gone.
 
     Of the host's memory, what several of them share by a fork counts once (proportional set size). Where NVML
     names processes otherwise than we do (a container without the host's process ids), GPU memory reads as 0.
     """
-    return _on_gpus({process.pid for process in processes}) or sum(map(_on_host, processes))
+    if nvml := _nvml():
+        return _on_gpus(nvml, {process.pid for process in processes})
+    return sum(map(_on_host, processes))
 
 
 def still_there(processes: Collection[psutil.Process]) -> bool:
@@ -36,26 +38,25 @@ def _on_host(process: psutil.Process) -> int:
     return 0
 
 
-def _on_gpus(pids: Collection[int]) -> int:
-    nvml = _nvml()
-    if nvml is None:
-        return 0
+def _on_gpus(nvml: Any, pids: Collection[int]) -> int:
     total = 0
     for index in range(nvml.nvmlDeviceGetCount()):
-        device = nvml.nvmlDeviceGetHandleByIndex(index)
-        for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
-            if process.pid in pids:
-                total += process.usedGpuMemory or 0
+        # One that has fallen off the bus, or tells nothing of processes, says nothing of the others.
+        with contextlib.suppress(nvml.NVMLError):
+            device = nvml.nvmlDeviceGetHandleByIndex(index)
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(device):
+                if process.pid in pids:
+                    total += process.usedGpuMemory or 0
     return total
 
 
 @functools.cache
 def _nvml() -> Any:
-    """NVIDIA's own binding (nvidia-ml-py), where it is installed and finds a driver."""
+    """NVIDIA's own binding (nvidia-ml-py), where it is installed and finds a driver with a GPU."""
     try:
         import pynvml  # type: ignore[import-not-found,unused-ignore] # on GPU machines only
 
         pynvml.nvmlInit()
+        return pynvml if pynvml.nvmlDeviceGetCount() else None
     except Exception:
         return None
-    return pynvml

@@ -17,6 +17,7 @@ from serve_app.models.autoscaling import load_stats
 from serve_app.models.network import engine_host
 from serve_app.models.replicas import PublishedModel, metadata, own_replica_id, published
 from serve_app.residency.events import Transition
+from serve_app.residency.manager import measured
 from serve_app.telemetry.meters import Flusher
 from serve_app.telemetry.metric_table import REPLICA_METRICS
 from serve_app.telemetry.ray_metrics import RaySink
@@ -88,7 +89,7 @@ class Resident:
         await self._engine.start()
         self._load_s = time.monotonic() - began
         self._metrics.went(Transition(self._spec.model_id, "loading", "awake", self._load_s))
-        self._memory_bytes = await asyncio.to_thread(self._engine.memory_bytes)
+        self._memory_bytes = await measured(self._engine)
 
     async def _keep_alive(self) -> None:
         while True:

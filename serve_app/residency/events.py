@@ -180,6 +180,13 @@ class Ordered:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Replaced:
+    """What the model's engine is made from has changed: one that is there, or on its way, is of no use any more."""
+
+    model: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -198,6 +205,7 @@ Event = (
     | StillBusy
     | Died
     | Ordered
+    | Replaced
     | Tick
 )
 

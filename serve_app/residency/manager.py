@@ -9,6 +9,7 @@ replaces it. An unload is done when the engine's processes are gone and its memo
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections import Counter, defaultdict
@@ -30,6 +31,8 @@ _STUCK_S = 5.0
 _STOP_GRACE_S = 5.0
 _DRAIN_LIMIT_S = 3600.0
 _RETRY_AFTER_S = 2.0
+# Some milliseconds, unless a driver hangs.
+_MEASURE_S = 10.0
 _STEERED = (Stage.UNLOADING, Stage.FALLING_ASLEEP, Stage.WAKING)
 
 
@@ -118,6 +121,10 @@ class ResidencyManager:
         if order in (Order.LOAD, Order.PIN) and (refusal := self._policy.refusal(model, self._clock())):
             raise Refused(refusal.code, refusal.reason, refusal.retry_after_s)
         self._events.put_nowait(events.Ordered(model, order))
+
+    def replace(self, model: str) -> None:
+        """What its engine is made from has changed: the next one is made anew, and one that is there goes."""
+        self._events.put_nowait(events.Replaced(model))
 
     def _check_known(self, model: str) -> None:
         if model not in self._models:
@@ -212,6 +219,8 @@ class ResidencyManager:
             except TimeoutError:
                 event = events.Tick()
             self._take(event)
+            for model in self._policy.lost_pins(self._clock()):
+                self._take(events.Ordered(model, Order.LOAD))
             match event:
                 case events.Died(model) if self._policy.stage(model) not in _STEERED:
                     self._engines.pop(model, None)
@@ -247,6 +256,7 @@ class ResidencyManager:
         match action:
             case events.Load(model):
                 self._loading[model] = self._spawn(self._load(model))
+                self._loading[model].add_done_callback(functools.partial(self._never_begun, model))
             case events.Abandon(model):
                 if loading := self._loading.get(model):
                     loading.cancel()
@@ -276,6 +286,12 @@ class ResidencyManager:
         task.add_done_callback(self._effects.discard)
         return task
 
+    def _never_begun(self, model: str, loading: asyncio.Task[None]) -> None:
+        """A load that was given up before its first step has run nothing, and reported nothing."""
+        if loading.cancelled() and not self._closing:
+            self._loading.pop(model, None)
+            self._events.put_nowait(events.Unloaded(model))
+
     async def _load(self, model: str) -> None:
         began = self._began[model] = self._clock()
         self._loads[model] += 1
@@ -302,7 +318,7 @@ class ResidencyManager:
         seconds = self._clock() - began
         self._served_before[model] = 0
         self._reported[model] = (0, 0)
-        memory = await asyncio.to_thread(engine.memory_bytes)
+        memory = await measured(engine)
         if self._engines.get(model) is not engine:
             return  # given up and ended meanwhile; the next load may be under way
         logger.info("%s is awake after %.1f s, with %.2f GB", model, seconds, memory / 1e9)
@@ -386,6 +402,15 @@ class ResidencyManager:
             return False
         self._engines.pop(model, None)
         return True
+
+
+async def measured(engine: Engine) -> int:
+    """What the engine takes, in bytes; 0 where that cannot be found out: it answers all the same."""
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(engine.memory_bytes), _MEASURE_S)
+    except Exception as error:
+        logger.warning("the memory of an engine could not be measured: %s: %s", type(error).__name__, error)
+        return 0
 
 
 def _closing() -> Refused:

@@ -38,6 +38,7 @@ from serve_app.residency.events import (
     Order,
     Ordered,
     Refuse,
+    Replaced,
     Sleep,
     SleepFailed,
     Slept,
@@ -72,6 +73,7 @@ class Residency:
         # The few that are not stopped; a pool may know thousands.
         self._up: dict[str, Slot] = {}
         self._queue: dict[str, Slot] = {}
+        self._pins: dict[str, Slot] = {}
         self._outgrown = False
 
     def add(self, model: LazyModel) -> None:
@@ -83,7 +85,10 @@ class Residency:
         """Make a model known, or give a known one new settings; its memory counts anew once it is stopped."""
         self.add(model)
         slot = self._slots[model.id]
-        slot.bytes = model.memory_bytes if slot.stage is Stage.STOPPED else max(slot.bytes, model.memory_bytes)
+        if slot.stage is Stage.STOPPED:
+            slot.bytes = model.memory_bytes
+        elif model.memory_bytes > slot.bytes:
+            slot.bytes, self._outgrown = model.memory_bytes, True
         slot.model = model
 
     def forget(self, model: str) -> bool:
@@ -93,6 +98,7 @@ class Residency:
             return False
         del self._slots[model]
         self._up.pop(model, None)
+        self._pins.pop(model, None)
         return True
 
     def stage(self, model: str) -> Stage:
@@ -106,6 +112,14 @@ class Residency:
     def pinned(self, model: str) -> bool:
         """Whether an operator keeps it."""
         return self._slots[model].pinned
+
+    def lost_pins(self, now: float) -> list[str]:
+        """Pinned models that have died or failed, and can be had again."""
+        return [
+            model
+            for model, slot in self._pins.items()
+            if slot.stage is Stage.STOPPED and not slot.claimed and self._refusal(slot, now) is None
+        ]
 
     def memory_bytes(self, model: str) -> int:
         """What the model takes while it is awake: as configured, or as measured where that was more."""
@@ -165,7 +179,12 @@ class Residency:
                 unmet[slot.model.id] = slot.bytes
         return PoolDemand(
             held=sum(held.values()),
-            awake=frozenset(slot.model.id for slot in stays if slot.stage is Stage.AWAKE),
+            # One that goes when its requests are done has them until then.
+            awake=frozenset(
+                slot.model.id
+                for slot in self._up.values()
+                if slot.stage is Stage.AWAKE or (slot.stage in GOING and slot.in_flight)
+            ),
             coming=frozenset(coming),
             unmet=unmet,
             free_bytes=self.limits.memory_bytes - self.used_bytes(),
@@ -209,9 +228,10 @@ class Residency:
                 return self._fallen(self._slots[model], Stage.STOPPED, now)
             case Slept(model):
                 slot = self._slots[model]
-                if slot.ends_after_sleep and not slot.claimed:
+                if slot.outdated or (slot.ends_after_sleep and not slot.claimed):
                     self._enter(slot, Stage.ASLEEP, now)  # what it holds is by now a sleeper's
                     self._enter(slot, Stage.UNLOADING, now)
+                    self._disturb()
                     return [Unload(model), *self._make_room(now)]
                 return self._fallen(slot, Stage.ASLEEP, now)
             case SleepFailed(model):
@@ -231,6 +251,8 @@ class Residency:
                 return self._risen(slot, now)
             case Ordered(model, order):
                 return self._ordered(self._slots[model], order, now)
+            case Replaced(model):
+                return self._replaced(self._slots[model], now)
 
     # What happens to one model
 
@@ -294,6 +316,8 @@ class Residency:
         slot.failure, slot.retry_at, slot.ordered, slot.tried_again = "", 0.0, False, False
         if not slot.waiting:
             slot.wanted_since = None
+        if slot.outdated:
+            return [self._stop(slot, now, drain=True), *self._make_room(now)]
         if then:
             return [*self._put_away(slot, then, now), *self._make_room(now)]
         return [*self._grant(slot, now), *self._make_room(now)]
@@ -311,6 +335,7 @@ class Residency:
 
     def _failed(self, slot: Slot, reason: str, now: float) -> list[Action]:
         self._enter(slot, Stage.STOPPED, now)
+        self._disturb()
         if slot.disturbed and not slot.tried_again:
             # vLLM ends its start where the free memory grew (vllm-project/vllm#56830). Who waits goes on waiting.
             slot.tried_again = True
@@ -340,10 +365,24 @@ class Residency:
             slot.early_deaths = slot.early_deaths + 1 if early else 0
         return [*refusal, *self._make_room(now)]
 
+    def _replaced(self, slot: Slot, now: float) -> list[Action]:
+        """End the engine that is there, when its requests are done. Who waits goes on waiting, for the next one."""
+        # What failed may have been mended.
+        slot.failures = slot.early_deaths = 0
+        slot.failure, slot.retry_at = "", 0.0
+        match slot.stage:
+            case Stage.LOADING:
+                return [self._give_up(slot, now), *self._make_room(now)]
+            case Stage.AWAKE | Stage.ASLEEP:
+                return [self._stop(slot, now, drain=slot.stage is Stage.AWAKE), *self._make_room(now)]
+        slot.outdated = slot.stage is not Stage.STOPPED
+        return self._make_room(now)
+
     def _ordered(self, slot: Slot, order: Order, now: float) -> list[Action]:
         match order:
             case Order.LOAD | Order.PIN:
-                slot.pinned = slot.pinned or order is Order.PIN
+                if order is Order.PIN:
+                    slot.pinned, self._pins[slot.model.id] = True, slot
                 slot.then = None
                 if slot.stage is not Stage.AWAKE and self._refusal(slot, now) is None:
                     slot.line_up(now)
@@ -352,10 +391,12 @@ class Residency:
                 slot.last_used = max(slot.last_used, now)
             case Order.UNPIN:
                 slot.pinned = False
+                self._pins.pop(slot.model.id, None)
             case Order.SLEEP | Order.UNLOAD:
                 if slot.ordered:
                     slot.left_at = now
                 slot.pinned = slot.ordered = False
+                self._pins.pop(slot.model.id, None)
                 self._requeue(slot)
                 return [*self._put_away(slot, order, now), *self._make_room(now)]
         return self._make_room(now)

@@ -21,7 +21,8 @@ class Slot:
     """What the policy knows of one lazy model: its stage and since when, who wants it, what it takes. Times in seconds.
 
     `left`: the stage before; `wanted_since`: its place in the queue; `lease_until`: until then somebody to whom it was
-    granted may still be on the way; `arrived`: requests since it came up; `disturbed`: others moved while it loaded.
+    granted may still be on the way; `arrived`: requests since it came up; `disturbed`: others moved while it loaded;
+    `outdated`: its engine was made from what has changed since.
     """
 
     model: LazyModel
@@ -51,6 +52,7 @@ class Slot:
     ends_after_sleep: bool = False
     disturbed: bool = False
     tried_again: bool = False
+    outdated: bool = False
     # What an operator wants of it as soon as it is up, unless somebody asks for it meanwhile.
     then: Order | None = None
 
@@ -62,6 +64,8 @@ class Slot:
             self.ends_after_sleep = False
         if stage is Stage.LOADING:
             self.disturbed = False
+        if stage in (Stage.STOPPED, Stage.LOADING):
+            self.outdated = False
         if stage in RISING:
             self.in_flight = self.arrived = self.arrived_at_grant = 0
 

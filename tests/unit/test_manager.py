@@ -360,3 +360,16 @@ async def test_load_that_cannot_be_ended_keeps_its_memory_and_is_a_problem_of_th
     await pool.until(lambda: pool.manager.problem() == "the engine of a could not be ended")
     assert pool.manager.used_bytes() == 10
     engine.resists = False
+
+
+async def test_engine_whose_memory_cannot_be_measured_answers_all_the_same(pool: Pool) -> None:
+    def lost() -> int:
+        raise OSError("GPU is lost")
+
+    pool.loads_at_once = False
+    asked = asyncio.create_task(pool.acquired("a"))
+    await pool.until(lambda: pool.engines)
+    pool.engines[0].memory_bytes = lost  # type: ignore[method-assign]
+    pool.engines[0].load.set()
+    assert await asked is pool.engines[0]
+    assert pool.manager.status()["a"].memory_bytes == 10

@@ -214,3 +214,23 @@ async def test_memory_is_published_as_it_is_taken(dorm: Pool) -> None:
     assert (dorm.manager.status()["a"].memory_bytes, dorm.manager.used_bytes()) == (10, 10)
     await dorm.ordered("a", Order.SLEEP, "asleep")
     assert dorm.manager.used_bytes() == 0
+
+
+async def test_pinned_model_that_dies_is_loaded_again_without_being_asked_for(pool: Pool) -> None:
+    await pool.ordered("a", Order.PIN, "awake")
+    pool.now += 100
+    pool.engines[0].kill()
+    await pool.until(lambda: len(pool.engines) == 2)
+    await pool.until(lambda: pool.state("a") == "awake")
+    assert pool.manager.status()["a"].pinned
+
+
+async def test_model_whose_engine_is_replaced_is_made_anew_for_who_waits(pool: Pool) -> None:
+    pool.loads_at_once = False
+    asked = asyncio.create_task(pool.acquired("a"))
+    await pool.until(lambda: pool.engines)
+    pool.manager.replace("a")
+    await pool.until(lambda: len(pool.engines) == 2)
+    assert not asked.done()
+    pool.engines[1].load.set()
+    assert await asked is pool.engines[1]
