@@ -203,7 +203,13 @@ async def status_watch(port: int, output: int) -> AsyncIterator[asyncio.subproce
     """The command, asking that front door; its output goes into a file of that number, which is closed here."""
     command = [sys.executable, "-m", "serve_app", "status", "--watch", "--url", f"http://127.0.0.1:{port}"]
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, env={**os.environ, "COLUMNS": "100"}
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env={**os.environ, "COLUMNS": "100"},
+        # A shell's background job ignores Ctrl-C, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     os.close(output)
     try:
