@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -353,7 +354,8 @@ def _context_problems(source: str, model: Model) -> list[str]:
 
 def _parallel_problems(config: Config, model: Model) -> list[str]:
     resources = model.resources if model.tier == "resident" else config.pool.resources
-    needed = int(model.engine.get("tensor_parallel_size") or 1) * int(model.engine.get("pipeline_parallel_size") or 1)
+    kinds = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+    needed = math.prod(int(model.engine.get(kind) or 1) for kind in kinds)
     where = "resources.num_gpus" if model.tier == "resident" else "engine.tensor_parallel_size"
     if needed > 1 and resources.num_gpus < needed:
         return [f"{where}: the engine runs on {needed} GPUs, its replica has {resources.num_gpus:g}"]

@@ -255,6 +255,8 @@ class Model(Strict):
     def _coherent(self) -> Self:
         if self.autoscaling and self.replicas != 1:
             raise ValueError("replicas: is decided by autoscaling; remove one of the two")
+        if self.autoscaling and self.max_ongoing_requests == 1:
+            raise ValueError("max_ongoing_requests: 1 leaves autoscaling nothing to go by; give 2 or more")
         target = self.autoscaling.target_ongoing_requests if self.autoscaling else None
         if target is not None and target >= self.max_ongoing_requests:
             raise ValueError(

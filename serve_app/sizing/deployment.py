@@ -9,7 +9,7 @@ from typing import Any
 from serve_app.config import Config
 from serve_app.model_schema import Model
 from serve_app.sizing.accelerators import GB, accelerator_bytes
-from serve_app.sizing.memory import UTILIZATION, Fit, Request, fit
+from serve_app.sizing.memory import UTILIZATION, Fit, PartsError, Request, fit
 from serve_app.sizing.quantization import KvCacheType, SizingError, chosen
 from serve_app.sizing.shape import Shape, read_shape
 
@@ -76,6 +76,8 @@ def findings(config: Config, model: Model, files: Mapping[str, Any] | None) -> l
     unbounded = _unbounded(config, model)
     try:
         found = engine_fit(config, model, files) if files else None
+    except PartsError as error:
+        return [*unbounded, Finding("engine.tensor_parallel_size", str(error), certain=True)]
     except SizingError:
         return unbounded
     if not found:

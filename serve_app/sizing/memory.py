@@ -85,11 +85,18 @@ class Fit:
         return self.weight_bytes + self.request_bytes > self.budget_bytes
 
 
+class PartsError(SizingError):
+    """The model cannot be cut into so many parts for tensor parallelism, and vLLM would refuse to."""
+
+
 def fit(shape: Shape, request: Request) -> Fit:
-    """What this takes. Raises `SizingError` where the model cannot be cut into so many parts."""
+    """What this takes. Raises `PartsError`."""
     parts = request.tensor_parallel
     if shape.heads % parts:
-        raise SizingError(f"tensor parallel: {shape.heads} attention heads do not divide into {parts}")
+        raise PartsError(f"{shape.heads} attention heads do not divide into {parts}")
+    # With more GPUs than KV heads each head is kept by several. Of MLA's latent vector every GPU has all.
+    if not shape.latent and shape.kv_heads % parts and parts % shape.kv_heads:
+        raise PartsError(f"{shape.kv_heads} KV heads do not divide into {parts}, nor {parts} into them")
     return Fit(
         weight_bytes=weight_bytes(shape, request.quantization, parts),
         estimate_bytes=_estimate_bytes(shape, request),

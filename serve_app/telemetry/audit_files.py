@@ -20,6 +20,8 @@ from pathlib import Path
 from serve_app.model_schema import resolve_dir
 from serve_app.service_schema import AuditSettings
 
+logger = logging.getLogger(__name__)
+
 PATTERN = "audit-*.jsonl*"
 # Whoever reads them has a use for so many; a Router that restarts again and again must not fill a directory.
 _MOST_FILES = 1000
@@ -76,7 +78,11 @@ class AuditFile(logging.Handler):
     def __init__(self, settings: AuditSettings, drop: Callable[[], None]) -> None:
         super().__init__()
         directory = resolve_dir(settings.directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            # A service without its audit is better than none. Each record that is lost is counted.
+            logger.error("the audit's directory %s cannot be made, its records are lost: %s", directory, error.strerror)
         self._directory = directory
         self._max_bytes = settings.max_bytes
         self._most_bytes = settings.keep * settings.max_bytes

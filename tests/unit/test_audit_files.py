@@ -54,6 +54,14 @@ def test_full_disk_drops_and_counts_and_nobody_waits(tmp_path: Path) -> None:
     assert audit.dropped == len(lost) == 1000
 
 
+async def test_directory_that_cannot_be_made_fails_no_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    async with front(OK, **audited(tmp_path / "file" / "audit")) as (app, _):
+        assert (await Call(app, body()).done()).status == 200
+        await until(lambda: app._audit.dropped == 1)
+    assert "cannot be made" in caplog.text
+
+
 async def test_full_disk_fails_no_request(tmp_path: Path) -> None:
     async with front(OK, **audited(tmp_path)) as (app, _):
         assert app._audit._listener

@@ -28,6 +28,10 @@ def changed(tmp_path: Path, change: Any) -> list[str]:
     return problems(file)
 
 
+def _parallel(model: dict[str, Any], gpus: int) -> None:
+    model["engine"]["tensor_parallel_size"] = model["resources"]["num_gpus"] = gpus
+
+
 @pytest.mark.case(136)
 @pytest.mark.parametrize(
     ("change", "found"),
@@ -41,6 +45,15 @@ def changed(tmp_path: Path, change: Any) -> list[str]:
         (lambda doc, args: args["models"][4]["engine"].pop("hf_overrides"), "models[4].context: 131072 is more than"),
         (lambda doc, args: args["models"][0]["engine"].update(tensor_parallel_size=4), "models[0].resources.num_gpus"),
         (lambda doc, args: args["models"][1]["engine"].update(tensor_parallel_size=2), "models[1].engine.tensor_par"),
+        (lambda doc, args: args["models"][0]["engine"].update(data_parallel_size=2), "models[0].resources.num_gpus"),
+        (
+            lambda doc, args: _parallel(args["models"][0], 3),
+            "models[0].engine.tensor_parallel_size: 40 attention heads do not divide into 3",
+        ),
+        (
+            lambda doc, args: _parallel(args["models"][0], 5),
+            "models[0].engine.tensor_parallel_size: 8 KV heads do not divide into 5",
+        ),
         (lambda doc, args: args["models"][0]["resources"].update(num_gpus=0.5), "models[0].engine.gpu_memory_util"),
         (
             lambda doc, args: args["models"][1].update(memory_gb=75),

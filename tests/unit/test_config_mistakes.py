@@ -431,3 +431,9 @@ def test_wrong_types_of_serves_hide_nothing_of_ours(tmp_path: Path) -> None:
 def test_an_argument_of_null_is_as_one_left_out(tmp_path: Path) -> None:
     null = {"gpu_memory_utilization": None, "tensor_parallel_size": None, "kv_cache_dtype": None}
     assert changed(tmp_path, lambda doc, args: args["models"][0]["engine"].update(null)) == []
+
+
+def test_autoscaling_of_replicas_that_take_one_request_each_is_refused() -> None:
+    """Nothing is in flight beyond what is running, so that no replica would ever seem too few."""
+    said = complaint(resident(max_ongoing_requests=1, autoscaling={"max_replicas": 4}))
+    assert said.startswith("models[0].max_ongoing_requests: 1 leaves autoscaling nothing to go by")
