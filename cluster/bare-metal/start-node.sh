@@ -34,7 +34,7 @@ case $role in
     options+=(--address="$HEAD_IP:$port")
     # On SIGTERM Ray (2.60) drains its node for so long at most: Serve starts the replicas elsewhere, running answers
     # finish, and Ray ends when none is left. Its default of 30 s cuts long answers.
-    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="${DRAIN_S:-660}"
+    export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="${DRAIN_S:-720}"
     ;;
   *)
     echo 'usage: start-node.sh head|worker' >&2

@@ -30,7 +30,7 @@ def drop_drain(spec: dict[str, Any]) -> None:
     ("change", "said"),
     [
         (drop_drain, "preStop: must run python3 -m serve_app drain"),
-        (lambda spec: pod(spec).update(terminationGracePeriodSeconds=30), "must be 10 more than 690"),
+        (lambda spec: pod(spec).update(terminationGracePeriodSeconds=30), "must be 10 more than 720"),
         (lambda spec: pod(spec)["containers"][0]["lifecycle"]["preStop"]["exec"]["command"].pop(), "must run python3"),
         (lambda spec: head(spec)["template"]["spec"].update(terminationGracePeriodSeconds=60), "must be 10 more than"),
     ],
@@ -44,7 +44,7 @@ def test_a_drained_node_has_time_for_its_streams(
 
 def test_longer_streams_need_longer_drains(builds: dict[str, Documents], kuberay: KubeRay) -> None:
     longer = deployed(builds["base"], lambda app, args: args["router"].update(drain_s=1800))
-    assert "--deadline-s 690: router.leave_s and drain_s need 1887" in found_in(longer, kuberay)
+    assert "--deadline-s 720: its load, router.leave_s and drain_s need 1917" in found_in(longer, kuberay)
 
 
 def test_a_router_that_is_replaced_stays_until_nobody_is_sent_to_it(

@@ -23,7 +23,7 @@ _IMAGE = re.compile(
 _KNOWN_IMAGES = ("switchyard-cuda", "switchyard-cpu", "redis")
 # Until Serve has stopped a replica whose time is up, and Ray the node.
 _AFTER_DRAIN_S = 10
-# For a replacement to start before the replicas of a node are stopped.
+# For a replacement to start before the replicas of a node are stopped, or as long as a hot model loads.
 _REPLACEMENT_S = 60
 _SPOT = ("karpenter.sh/capacity-type", "cloud.google.com/gke-spot", "kubernetes.azure.com/scalesetpriority")
 # Clouds warn two minutes ahead at most.
@@ -179,7 +179,8 @@ def _ports(document: Document, config: Config, serve: Mapping[str, Any]) -> Iter
 
 def _drain(document: Document, config: Config) -> Iterator[Problem]:
     """A pod must be given the time that its streams have: to replacements, to them, and to Ray."""
-    needed = _REPLACEMENT_S + config.router.leave_s + config.router.drain_s + SHUTDOWN_MARGIN_S
+    replacement_s = max([_REPLACEMENT_S, *(model.expected_load_s for model in config.residents)])
+    needed = replacement_s + config.router.leave_s + config.router.drain_s + SHUTDOWN_MARGIN_S
     longest = 0
     for pods in reversed(all_pods([document])):
         command = dig(pods.containers, 0, "lifecycle", "preStop", "exec", "command", default=[])
@@ -200,7 +201,7 @@ def _drain(document: Document, config: Config) -> Iterator[Problem]:
                     where, f"terminationGracePeriodSeconds {grace}: spot nodes are gone after {_SPOT_NOTICE_S} s"
                 )
         elif pods.role == "worker" and deadline < needed:
-            yield Problem(where, f"--deadline-s {deadline}: router.leave_s and drain_s need {needed:.0f}")
+            yield Problem(where, f"--deadline-s {deadline}: its load, router.leave_s and drain_s need {needed:.0f}")
         elif pods.role == "head" and deadline < longest:
             yield Problem(where, f"--deadline-s {deadline}: the workers' is {longest}, and they need the head")
         longest = max(longest, deadline)
