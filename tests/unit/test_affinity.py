@@ -51,7 +51,7 @@ def test_prefix_outweighs_a_request_more_and_not_many() -> None:
 
 def test_what_all_conversations_share_draws_none_of_them_to_a_busier_replica() -> None:
     prefixes = Prefixes()
-    talks = [steps_of("m", [SYSTEM, f"{number} " * 500]) for number in range(3)]
+    talks = [steps_of("m", [SYSTEM, f"{number} " * 2000]) for number in range(3)]
     system = steps_of("m", [SYSTEM])
     assert prefixes.shared(talks[0]) == 0
     prefixes.sent("a", talks[0])
@@ -67,7 +67,7 @@ def test_what_all_conversations_share_draws_none_of_them_to_a_busier_replica() -
     assert cost("b", 0, talks[2]) < cost("a", 1, talks[2])
     assert cost("a", 0, talks[2]) < cost("b", 0, talks[2])
     # One that has begun stays where it is.
-    longer = steps_of("m", [SYSTEM, "0 " * 500, "and so on " * 1000])
+    longer = steps_of("m", [SYSTEM, "0 " * 2000, "and so on " * 1000])
     prefixes.sent("a", longer)
     assert cost("a", 1, longer) < cost("b", 0, longer)
 
