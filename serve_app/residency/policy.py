@@ -206,15 +206,17 @@ class Residency:
                 return self._make_room(now)
             case Activity(model, in_flight, arrived):
                 return self._active(self._slots[model], in_flight, arrived, now)
-            case Loaded(model) | LoadFailed(model) | Woken(model) if self._slots[model].stage not in RISING:
+            case LoadFailed(model) | Woken(model) if self._slots[model].stage not in RISING:
                 return []  # it ended just when it was given up; `Unloaded` will say that it is gone
             case Loaded(model, seconds, memory_bytes):
                 slot = self._slots[model]
-                slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
                 # It runs, so it fits, at least alone: what it was measured to take must not keep it out for ever.
                 measured = min(memory_bytes, self.limits.memory_bytes)
                 if measured > slot.bytes:
                     slot.bytes, self._outgrown = measured, True
+                if slot.stage not in RISING:
+                    return []  # likewise; until it is gone it takes that
+                slot.load_s = _recent(slot.load_s, seconds, guessed=slot.load_s == slot.model.load_s)
                 return self._risen(slot, now)
             case Woken(model, seconds):
                 slot = self._slots[model]

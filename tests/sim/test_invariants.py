@@ -139,6 +139,7 @@ class Queue(Watch):
 
 @always
 @lives
+@example(seed=506365, steps=31)
 def test_one_load_or_wake_per_model_at_a_time_and_the_books_agree(seed: int, steps: int) -> None:
     watched(Watch, seed, steps)  # the world itself minds
 
